@@ -1,0 +1,122 @@
+"""Every setting of TETRIS: read once, checked, frozen.
+
+The field's name is the flag (``--tetris-draft-tokens``), the key of the JSON file and, in
+upper case, the suffix of the environment variable (``SGLANG_TETRIS_DRAFT_TOKENS``). A flag
+goes before the file, the file before the environment, and each default is written here only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sglang_tetris.errors import ConfigError
+
+ENV_PREFIX = "SGLANG_TETRIS_"
+CONFIG_FILE = "config_file"  # names the JSON file: a flag or a variable, never a key of the file
+# Variables with our prefix that are not settings of the algorithm.
+OTHER_VARIABLES = frozenset({"SGLANG_TETRIS_CACHE"})
+
+
+class TetrisConfig(BaseModel):
+    """The settings of one server."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sources: Literal["auto", "lm", "lookup"] = Field(
+        "auto",
+        description="what drafts: 'lm' (a small model, --speculative-draft-model-path), 'lookup' "
+        "(the request's own text, no model), 'auto': lm when a draft model is given, else lookup",
+    )
+    policy: Literal["per_request", "fixed"] = Field(
+        "per_request",
+        description="rule for the draft tokens verified per step over the whole batch: "
+        "'per_request' (--tetris-tokens-per-request times the requests, as published) "
+        "or 'fixed' (--tetris-capacity)",
+    )
+    tokens_per_request: int = Field(
+        2, ge=0, description="capacity per running request under policy 'per_request'"
+    )
+    capacity: int = Field(
+        16, ge=0, description="draft tokens verified per step under policy 'fixed'"
+    )
+    draft_tokens: int = Field(
+        4, ge=1, le=64, description="tokens drafted per request and step; more than are verified"
+    )
+    step_log: Path | None = Field(
+        None, description="append the counts of every step to this file, one JSON line a step"
+    )
+
+    @model_validator(mode="after")
+    def _drafts_fill_the_capacity(self) -> TetrisConfig:
+        if self.policy == "per_request" and self.tokens_per_request > self.draft_tokens:
+            raise ValueError(
+                f"--tetris-tokens-per-request is {self.tokens_per_request}, more than the "
+                f"{self.draft_tokens} of --tetris-draft-tokens; raise the latter or lower the former"
+            )
+        return self
+
+
+def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> TetrisConfig:
+    """Return the settings of this run; raise ``ConfigError`` in one line.
+
+    ``flags`` holds the flags that were given, by field name, with ``config_file`` among them.
+    """
+    known = {ENV_PREFIX + name.upper(): name for name in (*TetrisConfig.model_fields, CONFIG_FILE)}
+    named = {name for name in environ if name.startswith(ENV_PREFIX)}
+    if unknown := sorted(named - known.keys() - OTHER_VARIABLES):
+        raise ConfigError(f"unknown environment variable {unknown[0]}; known: {_listed(known)}")
+
+    variables = {known[name]: environ[name] for name in named & known.keys()}
+    path = flags.get(CONFIG_FILE) or variables.pop(CONFIG_FILE, None)
+    flags = {name: value for name, value in flags.items() if name != CONFIG_FILE}
+    in_file = _read_file(Path(path)) if path else {}
+
+    try:
+        return TetrisConfig.model_validate({**variables, **in_file, **flags})
+    except ValidationError as error:
+        origins = [(flags, _flag), (in_file, lambda name: f"{path}: {name}"), (variables, _variable)]
+        raise ConfigError(_one_line(error, origins)) from None
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--tetris-config-file {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"--tetris-config-file {path}: not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"--tetris-config-file {path}: must hold one JSON object of settings")
+    if unknown := sorted(content.keys() - TetrisConfig.model_fields.keys()):
+        raise ConfigError(
+            f"--tetris-config-file {path}: unknown setting {unknown[0]!r}; "
+            f"known: {_listed(TetrisConfig.model_fields)}"
+        )
+    return content
+
+
+def _one_line(error: ValidationError, origins: list[Any]) -> str:
+    """Say which setting, as its owner wrote it, what was given and what is allowed."""
+    first = error.errors()[0]
+    if not first["loc"]:
+        return first["msg"].removeprefix("Value error, ")
+    name = str(first["loc"][0])
+    written = next(spell(name) for given, spell in origins if name in given)
+    return f"{written} {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _flag(name: str) -> str:
+    return "--tetris-" + name.replace("_", "-")
+
+
+def _variable(name: str) -> str:
+    return ENV_PREFIX + name.upper()
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,1 @@
+"""The operators that SGLang's CPU engine imports from ``sgl_kernel``, on any CPU."""

@@ -1,0 +1,71 @@
+"""What we lean on in SGLang beyond its registered API, and the one version it is known for.
+
+Every hook is here with its reason; ``tests/contract`` checks that each target still exists.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from sglang_tetris.errors import EngineMismatchError
+
+SUPPORTED_VERSION = "0.5.23"
+
+# AFTER: SGLang's parser has no seam for a plugin's flags.
+ADD_CLI_ARGS = "sglang.srt.server_args.ServerArgs.add_cli_args"
+# AFTER: the parsed flags must reach the scheduler's process with the record.
+FROM_CLI_ARGS = "sglang.srt.server_args.ServerArgs.from_cli_args"
+# AROUND: one row alone takes another product kernel than the same row in company.
+LINEAR_APPLY = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply"
+HOOKED = (ADD_CLI_ARGS, FROM_CLI_ARGS, LINEAR_APPLY)
+
+
+def check_version() -> None:
+    """Raise ``EngineMismatchError`` unless the installed SGLang is the supported one."""
+    try:
+        found = version("sglang")
+    except PackageNotFoundError:
+        found = "none"
+    if found != SUPPORTED_VERSION:
+        raise EngineMismatchError(
+            f"sglang-tetris is built for SGLang {SUPPORTED_VERSION}, found {found}; "
+            f"pip install sglang=={SUPPORTED_VERSION}"
+        )
+
+
+def hook_after(target: str, after: Callable[..., Any]) -> None:
+    """Run ``after(result, *args)`` behind SGLang's function; its return replaces the result."""
+    _register(target, after, "AFTER")
+
+
+def hook_around(target: str, around: Callable[..., Any]) -> None:
+    """Run ``around(original, *args)`` in place of SGLang's function."""
+    _register(target, around, "AROUND")
+
+
+def _register(target: str, function: Callable[..., Any], kind: str) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    resolve(target)  # SGLang only logs a hook whose target is gone
+    HookRegistry.register(target, function, HookType[kind])
+
+
+def resolve(target: str) -> Any:
+    """Return the object that a hook's dotted path names; raise ``EngineMismatchError`` if gone."""
+    module_name, *attributes = target.split(".")
+    found: Any = importlib.import_module(module_name)
+    for depth, name in enumerate(attributes, start=2):
+        if not hasattr(found, name):
+            try:
+                found = importlib.import_module(".".join(target.split(".")[:depth]))
+            except ImportError:
+                raise EngineMismatchError(
+                    f"SGLang {SUPPORTED_VERSION} should have {target}, and this one does not; "
+                    f"pip install --force-reinstall sglang=={SUPPORTED_VERSION}"
+                ) from None
+        else:
+            found = getattr(found, name)
+    return found

@@ -1,0 +1,106 @@
+"""What TETRIS refuses at start-up: each option with the reason and the flag to change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
+from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.utils.hf_transformers_utils import get_config
+
+from sglang_tetris.cpu.finder import is_cpu_engine
+from sglang_tetris.engine.algorithm import LM
+from sglang_tetris.errors import ModelError, UnsupportedError
+
+
+def refuse_options(view: Any) -> None:
+    """Raise ``UnsupportedError`` for the first option that does not go together with TETRIS."""
+    is_cpu = is_cpu_engine()
+    refused: list[tuple[bool, str, str]] = [
+        (not is_cpu, "--device", "this version runs on SGLang's CPU engine only: set "
+         "SGLANG_USE_CPU_ENGINE=1"),
+        (view.tp_size > 1, f"--tp-size {view.tp_size}", "ranks are not synchronised yet; use 1"),
+        (view.dp_size > 1 or view.enable_dp_attention or view.attn_dp_size > 1,
+         "--dp-size, --attn-dp-size or --enable-dp-attention",
+         "every replica would select on its own with different shapes; run several servers "
+         "behind SGLang's router"),
+        (view.pp_size > 1, f"--pp-size {view.pp_size}",
+         "the draft and the selection live in one stage; use 1"),
+        (view.disaggregation_mode not in (None, "null"),
+         f"--disaggregation-mode {view.disaggregation_mode}",
+         "the draft's state does not travel between servers; leave it out"),
+        (bool(view.enable_lora or view.lora_paths), "--enable-lora or --lora-paths",
+         "the draft has no adapters; leave it out"),
+        (view.speculative_use_rejection_sampling, "--speculative-use-rejection-sampling",
+         "selection by the drawn token's probability would bias the text; leave it out"),
+        (view.enable_mixed_chunk, "--enable-mixed-chunk",
+         "a verify forward is no prefill chunk; leave it out"),
+        (view.speculative_adaptive, "--speculative-adaptive",
+         "the capacity decides how much is verified; use --tetris-policy"),
+        (view.enable_two_batch_overlap, "--enable-two-batch-overlap",
+         "one selection spans the whole batch; leave it out"),
+        (is_cpu and view.enable_deterministic_inference, "--enable-deterministic-inference",
+         "SGLang has no such kernels on a CPU; leave it out"),
+    ]
+    for is_given, flag, reason in refused:
+        if is_given:
+            raise UnsupportedError(f"{flag} does not go together with TETRIS: {reason}")
+    _refuse_foreign_widths(view)
+
+
+def _refuse_foreign_widths(view: Any) -> None:
+    """SGLang's own width flags would contradict ``--tetris-draft-tokens``."""
+    for name in ("num_steps", "eagle_topk", "num_draft_tokens"):
+        if getattr(view, f"speculative_{name}") is not None:
+            flag = "--speculative-" + name.replace("_", "-")
+            raise UnsupportedError(
+                f"{flag} is not read by TETRIS: use --tetris-draft-tokens for the depth of a draft"
+            )
+
+
+def refuse_model(server_args: Any, algorithm: str) -> None:
+    """Raise for a target that TETRIS cannot verify or a draft that does not fit it."""
+    target = model_config_of(server_args)
+    kinds = {
+        "a sliding-window model": target.is_hybrid_swa,
+        "a model with multi-dimensional rotary positions": target.model_is_mrope,
+        "a hybrid or recurrent model": mambaish_config(target) is not None,
+    }
+    for kind, is_kind in kinds.items():
+        if is_kind:
+            raise UnsupportedError(
+                f"--model-path {target.model_path} is {kind}; TETRIS serves plain causal attention"
+            )
+    if algorithm == LM:
+        _refuse_draft(target, resolving_view(server_args).speculative_draft_model_path)
+
+
+def _refuse_draft(target: Any, draft_path: str) -> None:
+    """Compare vocabularies: a draft that numbers its tokens otherwise drafts nonsense."""
+    try:
+        draft = get_config(draft_path, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"--speculative-draft-model-path {draft_path}: {reason}") from None
+    if draft.vocab_size != target.vocab_size:
+        raise ModelError(
+            f"--speculative-draft-model-path {draft_path} has a vocabulary of "
+            f"{draft.vocab_size} tokens, the target's has {target.vocab_size}; they must be the same"
+        )
+    ours, theirs = _token_ids(Path(target.model_path)), _token_ids(Path(draft_path))
+    if ours is not None and theirs is not None and ours != theirs:
+        raise ModelError(
+            f"--speculative-draft-model-path {draft_path} gives its tokens other ids than the "
+            "target does; the two must share one vocabulary"
+        )
+
+
+def _token_ids(model: Path) -> dict[str, int] | None:
+    """Return the vocabulary of a local model, or None where there is no tokenizer.json."""
+    file = model / "tokenizer.json"
+    if not file.is_file():
+        return None
+    vocabulary: dict[str, int] = json.loads(file.read_text(encoding="utf-8"))["model"]["vocab"]
+    return vocabulary

@@ -1,0 +1,67 @@
+"""Everything the plugin registers with SGLang, in one place, in every process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.arg_groups.choices import add_attention_backend_choices
+from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
+from sglang.srt.layers.attention.attention_registry import register_attention_backend
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+from sglang_tetris.cpu.finder import is_cpu_engine
+from sglang_tetris.engine import arguments, compat
+from sglang_tetris.engine.algorithm import ALGORITHMS
+
+CPU_BACKEND = "tetris_cpu"
+
+
+def register_all() -> None:
+    """Register the algorithms, their flags, and on the CPU engine its attention backend."""
+    for name, spec_class in ALGORITHMS.items():
+        SpeculativeAlgorithm.register(name, supports_overlap=True, spec_class=spec_class)(_worker)
+    compat.hook_after(compat.ADD_CLI_ARGS, arguments.add_flags)
+    compat.hook_after(compat.FROM_CLI_ARGS, arguments.keep_flags)
+    register_resolution_hook("handle_deprecated_dp_attention")(arguments.refuse_unsupported)
+    register_resolution_hook("handle_speculative_decoding")(arguments.resolve)
+    if is_cpu_engine():
+        register_attention_backend(CPU_BACKEND)(_cpu_backend)
+        add_attention_backend_choices([CPU_BACKEND])
+        register_resolution_hook("handle_cpu_backends")(_default_cpu_backend)
+        compat.hook_around(compat.LINEAR_APPLY, _apply_to_rows_alike)
+
+
+def _worker(server_args: Any) -> type:
+    from sglang_tetris.engine.worker import TetrisWorker  # late: it imports the scheduler
+
+    return TetrisWorker
+
+
+def _cpu_backend(model_runner: Any) -> Any:
+    from sglang_tetris.attention.cpu import TetrisCpuBackend  # late: it compiles
+
+    return TetrisCpuBackend(model_runner)
+
+
+def _default_cpu_backend(server_args: Any, previous: Any) -> None:
+    """Attend with our backend unless another is asked for: SGLang's own choice on x86 needs
+    AMX operators, and CUDA graphs need CUDA."""
+    config = resolving_view(server_args)
+    if config.device == "cpu" and config.attention_backend is None:
+        declare_resolution(server_args, "tetris", attention_backend=CPU_BACKEND)
+    previous(server_args)
+
+
+def _apply_to_rows_alike(
+    apply: Any, method: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Give one row alone the bits that it has in company.
+
+    For a single row oneDNN takes a matrix-vector kernel whose sums are ordered otherwise; for
+    two rows and more a row's bits do not depend on the others (tests/e2e measure it).
+    """
+    if x.shape[0] != 1:
+        return apply(method, layer, x, bias)
+    return apply(method, layer, x.expand(2, *x.shape[1:]).contiguous(), bias)[:1]
