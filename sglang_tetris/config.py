@@ -79,7 +79,11 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> TetrisConfig:
     try:
         return TetrisConfig.model_validate({**variables, **in_file, **flags})
     except ValidationError as error:
-        origins = [(flags, _flag), (in_file, lambda name: f"{path}: {name}"), (variables, _variable)]
+        origins = [
+            (flags, _flag),
+            (in_file, lambda name: f"{path}: {name}"),
+            (variables, _variable),
+        ]
         raise ConfigError(_one_line(error, origins)) from None
 
 

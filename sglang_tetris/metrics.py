@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,7 @@ class StepTotals:
     num_steps: int = 0
     num_requests: int = 0
     num_drafted: int = 0
+    capacity: int = 0
     num_selected: int = 0
     num_correct_drafts: int = 0
     num_emitted: int = 0
@@ -62,6 +65,17 @@ class StepTotals:
     def rows_per_step(self) -> float:
         """Rows of the target forward per step, roots counted."""
         return _ratio(self.num_rows, self.num_steps)
+
+    @property
+    def mean_capacity(self) -> float:
+        """Draft tokens that the policy allowed per step."""
+        return _ratio(self.capacity, self.num_steps)
+
+
+def read_step_log(path: Path) -> list[StepRecord]:
+    """Return the steps in a file of ``--tetris-step-log``, oldest first."""
+    with path.open(encoding="utf-8") as file:
+        return [StepRecord(**json.loads(line)) for line in file]
 
 
 def _ratio(numerator: int, denominator: int) -> float:

@@ -19,8 +19,10 @@ from numba.extending import intrinsic, overload
 
 from sglang_tetris.attention.rows import Rows
 
+BLOCK = 64  # keys whose dot products are computed side by side
 
-@intrinsic  # type: ignore[untyped-decorator]
+
+@intrinsic
 def _float_of_bits(_typing: Any, bits: Any) -> Any:
     """Return the float32 with these 32 bits (NumPy's view, which Numba lacks for scalars)."""
 
@@ -35,7 +37,7 @@ def _widen(value: Any) -> Any:
     raise NotImplementedError("only callable from compiled code")
 
 
-@overload(_widen, inline="always")  # type: ignore[untyped-decorator]
+@overload(_widen, inline="always")
 def _widen_overload(value: Any) -> Any:
     def from_bfloat16(value: Any) -> Any:
         return _float_of_bits(np.uint32(np.uint32(value) << np.uint32(16)))
@@ -46,7 +48,10 @@ def _widen_overload(value: Any) -> Any:
     return {types.uint16: from_bfloat16, types.float32: from_float32}.get(value)
 
 
-@numba.njit(parallel=True, fastmath=True, nogil=True, cache=True)  # type: ignore[untyped-decorator]
+# NOTE: no fastmath. Numba may run a freshly compiled kernel and one from its cache through
+# different numbers of optimiser passes; only operations done as written have the same bits in
+# both (tests/unit/attention measure it). The loops are shaped to vectorise all the same.
+@numba.njit(parallel=True, nogil=True, cache=True)
 def _attend(
     query: Any,  # [num_rows, num_heads, head_dim] float32
     keys: Any,  # [num_slots, num_kv_heads, head_dim] float32, or uint16 for bfloat16
@@ -76,14 +81,22 @@ def _attend(
             slots[j] = extra_slots[extra_start + j - num_prefix]
 
         weights = np.empty((group, num_keys), np.float32)
-        for j in range(num_keys):
-            key = keys[slots[j], kv_head]
+        block = np.zeros((head_dim, BLOCK), np.float32)  # keys, transposed: a lane per key
+        dots = np.empty(BLOCK, np.float32)
+        for start in range(0, num_keys, BLOCK):
+            num_block = min(BLOCK, num_keys - start)
+            for j in range(num_block):
+                key = keys[slots[start + j], kv_head]
+                for d in range(head_dim):
+                    block[d, j] = _widen(key[d])
             for g in range(group):
                 head = query[row, kv_head * group + g]
-                dot = np.float32(0.0)
+                dots[:] = 0
                 for d in range(head_dim):
-                    dot += head[d] * _widen(key[d])
-                weights[g, j] = dot * scale
+                    for j in range(BLOCK):
+                        dots[j] += head[d] * block[d, j]
+                for j in range(num_block):
+                    weights[g, start + j] = dots[j] * scale
 
         for g in range(group):
             peak = np.float32(-np.inf)

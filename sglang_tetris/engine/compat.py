@@ -18,9 +18,10 @@ SUPPORTED_VERSION = "0.5.23"
 ADD_CLI_ARGS = "sglang.srt.server_args.ServerArgs.add_cli_args"
 # AFTER: the parsed flags must reach the scheduler's process with the record.
 FROM_CLI_ARGS = "sglang.srt.server_args.ServerArgs.from_cli_args"
-# AROUND: one row alone takes another product kernel than the same row in company.
+# AROUND, CPU engine only: few rows take another product kernel than many (cpu/products.py).
 LINEAR_APPLY = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply"
-HOOKED = (ADD_CLI_ARGS, FROM_CLI_ARGS, LINEAR_APPLY)
+LM_HEAD = "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head"
+HOOKED = (ADD_CLI_ARGS, FROM_CLI_ARGS, LINEAR_APPLY, LM_HEAD)
 
 
 def check_version() -> None:

@@ -71,7 +71,10 @@ class LookupSource:
         return CandidateTrees.chains(
             torch.from_numpy(drafts),
             self.table.logprobs(self._match_lens),
-            lens=[min(found, most) for found, most in zip(lens.tolist(), requests.max_lens, strict=True)],
+            lens=[
+                min(found, most)
+                for found, most in zip(lens.tolist(), requests.max_lens, strict=True)
+            ],
             source=SOURCE,
         )
 
@@ -110,7 +113,11 @@ def _find(
         best_len, best_next = 0, 0
         for last in range(end - 2, -1, -1):  # where an earlier occurrence would end
             length = 0
-            while length < max_match and length <= last and text[last - length] == text[end - 1 - length]:
+            while (
+                length < max_match
+                and length <= last
+                and text[last - length] == text[end - 1 - length]
+            ):
                 length += 1
             if length > best_len:
                 best_len, best_next = length, last + 1

@@ -19,30 +19,58 @@ def refuse_options(view: Any) -> None:
     """Raise ``UnsupportedError`` for the first option that does not go together with TETRIS."""
     is_cpu = is_cpu_engine()
     refused: list[tuple[bool, str, str]] = [
-        (not is_cpu, "--device", "this version runs on SGLang's CPU engine only: set "
-         "SGLANG_USE_CPU_ENGINE=1"),
+        (
+            not is_cpu,
+            "--device",
+            "this version runs on SGLang's CPU engine only: set SGLANG_USE_CPU_ENGINE=1",
+        ),
         (view.tp_size > 1, f"--tp-size {view.tp_size}", "ranks are not synchronised yet; use 1"),
-        (view.dp_size > 1 or view.enable_dp_attention or view.attn_dp_size > 1,
-         "--dp-size, --attn-dp-size or --enable-dp-attention",
-         "every replica would select on its own with different shapes; run several servers "
-         "behind SGLang's router"),
-        (view.pp_size > 1, f"--pp-size {view.pp_size}",
-         "the draft and the selection live in one stage; use 1"),
-        (view.disaggregation_mode not in (None, "null"),
-         f"--disaggregation-mode {view.disaggregation_mode}",
-         "the draft's state does not travel between servers; leave it out"),
-        (bool(view.enable_lora or view.lora_paths), "--enable-lora or --lora-paths",
-         "the draft has no adapters; leave it out"),
-        (view.speculative_use_rejection_sampling, "--speculative-use-rejection-sampling",
-         "selection by the drawn token's probability would bias the text; leave it out"),
-        (view.enable_mixed_chunk, "--enable-mixed-chunk",
-         "a verify forward is no prefill chunk; leave it out"),
-        (view.speculative_adaptive, "--speculative-adaptive",
-         "the capacity decides how much is verified; use --tetris-policy"),
-        (view.enable_two_batch_overlap, "--enable-two-batch-overlap",
-         "one selection spans the whole batch; leave it out"),
-        (is_cpu and view.enable_deterministic_inference, "--enable-deterministic-inference",
-         "SGLang has no such kernels on a CPU; leave it out"),
+        (
+            view.dp_size > 1 or view.enable_dp_attention or view.attn_dp_size > 1,
+            "--dp-size, --attn-dp-size or --enable-dp-attention",
+            "every replica would select on its own with different shapes; run several servers "
+            "behind SGLang's router",
+        ),
+        (
+            view.pp_size > 1,
+            f"--pp-size {view.pp_size}",
+            "the draft and the selection live in one stage; use 1",
+        ),
+        (
+            view.disaggregation_mode not in (None, "null"),
+            f"--disaggregation-mode {view.disaggregation_mode}",
+            "the draft's state does not travel between servers; leave it out",
+        ),
+        (
+            bool(view.enable_lora or view.lora_paths),
+            "--enable-lora or --lora-paths",
+            "the draft has no adapters; leave it out",
+        ),
+        (
+            view.speculative_use_rejection_sampling,
+            "--speculative-use-rejection-sampling",
+            "selection by the drawn token's probability would bias the text; leave it out",
+        ),
+        (
+            view.enable_mixed_chunk,
+            "--enable-mixed-chunk",
+            "a verify forward is no prefill chunk; leave it out",
+        ),
+        (
+            view.speculative_adaptive,
+            "--speculative-adaptive",
+            "the capacity decides how much is verified; use --tetris-policy",
+        ),
+        (
+            view.enable_two_batch_overlap,
+            "--enable-two-batch-overlap",
+            "one selection spans the whole batch; leave it out",
+        ),
+        (
+            is_cpu and view.enable_deterministic_inference,
+            "--enable-deterministic-inference",
+            "SGLang has no such kernels on a CPU; leave it out",
+        ),
     ]
     for is_given, flag, reason in refused:
         if is_given:

@@ -12,6 +12,7 @@ from sglang.srt.layers.attention.attention_registry import register_attention_ba
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_tetris.cpu.finder import is_cpu_engine
+from sglang_tetris.cpu.products import by_independent_rows
 from sglang_tetris.engine import arguments, compat
 from sglang_tetris.engine.algorithm import ALGORITHMS
 
@@ -30,7 +31,8 @@ def register_all() -> None:
         register_attention_backend(CPU_BACKEND)(_cpu_backend)
         add_attention_backend_choices([CPU_BACKEND])
         register_resolution_hook("handle_cpu_backends")(_default_cpu_backend)
-        compat.hook_around(compat.LINEAR_APPLY, _apply_to_rows_alike)
+        compat.hook_around(compat.LINEAR_APPLY, _linear_by_independent_rows)
+        compat.hook_around(compat.LM_HEAD, _lm_head_by_independent_rows)
 
 
 def _worker(server_args: Any) -> type:
@@ -54,14 +56,15 @@ def _default_cpu_backend(server_args: Any, previous: Any) -> None:
     previous(server_args)
 
 
-def _apply_to_rows_alike(
+def _linear_by_independent_rows(
     apply: Any, method: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Give one row alone the bits that it has in company.
+    return by_independent_rows(lambda rows: apply(method, layer, rows, bias), x)
 
-    For a single row oneDNN takes a matrix-vector kernel whose sums are ordered otherwise; for
-    two rows and more a row's bits do not depend on the others (tests/e2e measure it).
-    """
-    if x.shape[0] != 1:
-        return apply(method, layer, x, bias)
-    return apply(method, layer, x.expand(2, *x.shape[1:]).contiguous(), bias)[:1]
+
+def _lm_head_by_independent_rows(
+    compute: Any, processor: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    return by_independent_rows(
+        lambda rows: compute(processor, rows, *args, **kwargs), hidden_states
+    )

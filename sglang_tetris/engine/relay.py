@@ -39,6 +39,7 @@ class TetrisDraftInput(SpecInput):
     def merge_batch(self, other: TetrisDraftInput) -> None:
         """Append the requests of another batch."""
         if self.future_indices is not None:
+            assert other.future_indices is not None, "one batch is relayed and the other is not"
             self.future_indices = torch.cat((self.future_indices, other.future_indices))
         else:
             self.bonus_tokens = torch.cat((self.bonus_tokens, other.bonus_tokens))

@@ -131,7 +131,9 @@ class TetrisWorker(BaseSpecWorker):
         return result
 
     def _requests(self, batch: Any) -> DraftRequests:
-        window = batch.seq_lens[:, None] + torch.arange(self.depth + 1, device=batch.seq_lens.device)
+        window = batch.seq_lens[:, None] + torch.arange(
+            self.depth + 1, device=batch.seq_lens.device
+        )
         req_to_token = batch.req_to_token_pool.req_to_token
         return DraftRequests(
             batch=batch,
@@ -144,7 +146,8 @@ class TetrisWorker(BaseSpecWorker):
 
     def _sample(self, requests: DraftRequests, output: Any) -> torch.Tensor:
         if all(is_plain_greedy(req) for req in requests.batch.reqs):
-            return output.next_token_logits.argmax(dim=-1)
+            greedy: torch.Tensor = output.next_token_logits.argmax(dim=-1)
+            return greedy
         return self.verifier.sample_roots(requests, output)
 
     # What SGLang asks of any speculative worker.
