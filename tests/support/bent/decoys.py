@@ -13,7 +13,6 @@ from sglang_tetris.core.candidates import CandidateTrees
 from sglang_tetris.engine.drafting import DraftRequests
 from sglang_tetris.engine.lookup import LookupSource
 
-
 VOCABULARY = 49_152  # of the demo target
 
 
@@ -37,7 +36,9 @@ def register() -> None:
         above = widened(chains.path_logprobs.roll(1, dims=1))  # the parent's
         above = torch.where(widened(chains.depths) > 1, above, 0.0)
         return CandidateTrees(
-            token_ids=torch.where(is_padding, -1, (widened(chains.token_ids) + decoys) % VOCABULARY),
+            token_ids=torch.where(
+                is_padding, -1, (widened(chains.token_ids) + decoys) % VOCABULARY
+            ),
             parents=parents.expand_as(is_padding).where(~is_padding, torch.tensor(-1)),
             depths=widened(chains.depths),
             path_logprobs=torch.where(
@@ -47,4 +48,4 @@ def register() -> None:
             num_candidates=2 * chains.num_candidates,
         )
 
-    LookupSource.propose = propose_with_decoys  # type: ignore[method-assign]
+    LookupSource.propose = propose_with_decoys  # type: ignore[method-assign,assignment]

@@ -33,4 +33,5 @@ def register() -> None:
         masked = torch.where(is_open, full.token_ids, NO_TOKEN)
         return accept(dataclasses.replace(full, token_ids=masked), sampled)
 
-    layout.lay_out, acceptance.accept = lay_out_all, accept_selected
+    layout.lay_out = lay_out_all  # type: ignore[assignment]
+    acceptance.accept = accept_selected  # type: ignore[assignment]

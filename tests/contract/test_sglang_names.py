@@ -1,0 +1,81 @@
+"""What we lean on in the installed SGLang is there and has the shape that we know."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+from sglang_tetris.engine import compat
+from sglang_tetris.errors import EngineMismatchError
+
+pytestmark = [
+    pytest.mark.sglang,
+    # What SGLang and its dependencies say of themselves while they are imported.
+    pytest.mark.filterwarnings("ignore:Only CUDA", "ignore::DeprecationWarning"),
+]
+
+PACKAGE = Path(__file__).parents[2] / "sglang_tetris"
+
+
+def imported_names() -> Iterator[tuple[str, str]]:
+    """Yield every (module, name) that our code imports from SGLang, early or late."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang."):
+                yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+def test_this_is_the_supported_version() -> None:
+    compat.check_version()
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "version", lambda name: "0.5.31")
+
+    with pytest.raises(EngineMismatchError, match=r"built for SGLang 0\.5\.23, found 0\.5\.31"):
+        compat.check_version()
+
+
+@pytest.mark.parametrize(("module", "name"), sorted(set(imported_names())))
+def test_every_imported_name_exists(module: str, name: str) -> None:
+    assert hasattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("target", compat.HOOKED)
+def test_every_hooked_function_exists(target: str) -> None:
+    assert callable(compat.resolve(target))
+
+
+def test_a_hook_target_that_is_gone_is_named() -> None:
+    with pytest.raises(EngineMismatchError, match="no_such_function"):
+        compat.resolve("sglang.srt.server_args.ServerArgs.no_such_function")
+
+
+def test_the_hooked_products_take_what_we_pass() -> None:
+    linear = inspect.signature(compat.resolve(compat.LINEAR_APPLY)).parameters
+    lm_head = inspect.signature(compat.resolve(compat.LM_HEAD)).parameters
+
+    assert list(linear) == ["self", "layer", "x", "bias"]
+    assert list(lm_head)[:3] == ["self", "hidden_states", "lm_head"]
+
+
+def test_the_methods_that_the_plugin_base_class_lacks() -> None:
+    """When SGLang gives CustomSpecAlgo these, TetrisAlgorithm can lose them."""
+
+    def methods(cls: type) -> set[str]:
+        return {name for name, value in vars(cls).items() if inspect.isfunction(value)}
+
+    lacking = {name for name in methods(SpeculativeAlgorithm) if not hasattr(CustomSpecAlgo, name)}
+    assert {name for name in lacking if not name.startswith("_")} == {
+        "carries_draft_hidden_states",
+        "create_future_map",
+        "get_platform_worker_cls",
+        "need_topk",
+    }

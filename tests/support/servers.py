@@ -1,0 +1,97 @@
+"""The servers that end-to-end tests share: each kind is started once, when a test first asks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_tetris.cli.launch import Server, running_server
+from sglang_tetris.metrics import StepRecord
+from sglang_tetris.models.demo_target import demo_target
+from tests.support import plugins
+from tests.support.models import truncated_target
+
+MOST_AT_ONCE = 3  # a server takes about 4 GB
+DRAFT_LAYERS = 27  # right about every second time
+COMMON = ("--max-total-tokens", "60000", "--enable-cache-report", "--log-level", "warning")
+# Small enough to bind nearly always with eight chats.
+LOOKUP = ("--tetris-policy", "fixed", "--tetris-capacity", "6", "--tetris-draft-tokens", "6")
+LM = ("--tetris-policy", "fixed", "--tetris-capacity", "8", "--tetris-draft-tokens", "3")
+
+
+@dataclass(frozen=True)
+class Started:
+    """A running server and the counts of its steps so far."""
+
+    server: Server
+    step_log: Path
+
+    @property
+    def base_url(self) -> str:
+        return self.server.base_url
+
+    def steps(self) -> list[StepRecord]:
+        """Return every step that the server has made; it must be idle."""
+        if not self.step_log.exists():
+            return []
+        return [StepRecord(**json.loads(line)) for line in self.step_log.read_text().splitlines()]
+
+
+class Servers:
+    """Keeps the servers used last; ``get`` names a kind: SOURCE, or SOURCE+PLUGIN."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._running: dict[str, tuple[ExitStack, Started]] = {}
+
+    def get(self, kind: str) -> Started:
+        """Return the running server of this kind."""
+        if kind in self._running:
+            self._running[kind] = self._running.pop(kind)  # used last
+            return self._running[kind][1]
+        while len(self._running) >= MOST_AT_ONCE:
+            self.stop(next(iter(self._running)))
+        stack = ExitStack()
+        started = stack.enter_context(start(kind, self._directory))
+        self._running[kind] = (stack, started)
+        return started
+
+    def stop(self, kind: str) -> None:
+        """Stop one server now."""
+        stack, _ = self._running.pop(kind)
+        stack.close()
+
+    def close(self) -> None:
+        """Stop them all."""
+        for kind in list(self._running):
+            self.stop(kind)
+
+
+@contextlib.contextmanager
+def start(
+    kind: str, directory: Path, *args: str, environ: dict[str, str] | None = None
+) -> Iterator[Started]:
+    """Run one server; further ``args`` go before its own."""
+    source, _, plugin = kind.partition("+")
+    here = directory / kind
+    here.mkdir()
+    step_log = here / "steps.jsonl"
+    own = {
+        "plain": ["--no-speculation"],
+        "lookup": ["--tetris-step-log", str(step_log), *LOOKUP],
+        "lm": ["--tetris-step-log", str(step_log), *LM],
+    }[source]
+    if source == "lm":
+        own += ["--speculative-draft-model-path", str(truncated_target(DRAFT_LAYERS))]
+    environ = dict(environ or {})
+    if plugin:
+        environ |= plugins.environ_with(plugin, here)
+    model = ["--model-path", str(demo_target())]
+    with running_server(
+        [*model, *COMMON, *own, *args], environ=environ, log=here / "server.log"
+    ) as server:
+        yield Started(server, step_log)

@@ -1,0 +1,44 @@
+"""The token history is what was committed, whatever slot a request has had before."""
+
+from __future__ import annotations
+
+from array import array
+from types import SimpleNamespace
+
+import torch
+
+from sglang_tetris.core.acceptance import accept
+from sglang_tetris.core.candidates import CandidateTrees
+from sglang_tetris.core.layout import lay_out
+from sglang_tetris.engine.history import TokenHistory
+
+
+def test_prefill_writes_the_whole_prefix_and_the_sampled_token() -> None:
+    history = TokenHistory(4, 16, "cpu")
+    texts = [[5, 6, 7], [8, 9]]
+    batch = SimpleNamespace(
+        req_pool_indices=torch.tensor([3, 1]),
+        seq_lens=torch.tensor([3, 2]),
+        reqs=[SimpleNamespace(get_fill_ids=lambda text=text: array("q", text)) for text in texts],
+    )
+
+    history.record_prefill(batch, torch.tensor([70, 90], dtype=torch.int32))
+
+    assert history.token_ids[3, :4].tolist() == [5, 6, 7, 70]
+    assert history.token_ids[1, :3].tolist() == [8, 9, 90]
+    assert history.roots(batch.req_pool_indices, batch.seq_lens).tolist() == [70, 90]
+
+
+def test_a_step_appends_the_accepted_drafts_and_the_bonus() -> None:
+    history = TokenHistory(2, 16, "cpu")
+    history.token_ids[1, :4] = torch.tensor([5, 6, 7, 70])
+    tokens = torch.tensor([[11, 12, 13]])
+    trees = CandidateTrees.chains(tokens, torch.zeros(1, 3), lens=[3])
+    layout = lay_out(trees, torch.tensor([0, 1, 2]), torch.tensor([70]), 3)
+    acceptance = accept(layout, torch.tensor([11, 12, 99, 55]))
+    slots, seq_lens = torch.tensor([1]), torch.tensor([3])
+
+    history.record_step(slots, seq_lens, acceptance)
+
+    assert history.token_ids[1, :7].tolist() == [5, 6, 7, 70, 11, 12, 99]
+    assert history.roots(slots, seq_lens + acceptance.accept_lens).tolist() == [99]
