@@ -12,7 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from sglang_tetris.errors import ConfigError
 
@@ -28,28 +35,39 @@ class TetrisConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sources: Literal["auto", "lm", "lookup"] = Field(
-        "auto",
+        default="auto",
         description="what drafts: 'lm' (a small model, --speculative-draft-model-path), 'lookup' "
         "(the request's own text, no model), 'auto': lm when a draft model is given, else lookup",
     )
     policy: Literal["per_request", "fixed"] = Field(
-        "per_request",
+        default="per_request",
         description="rule for the draft tokens verified per step over the whole batch: "
         "'per_request' (--tetris-tokens-per-request times the requests, as published) "
         "or 'fixed' (--tetris-capacity)",
     )
     tokens_per_request: int = Field(
-        2, ge=0, description="capacity per running request under policy 'per_request'"
+        default=2, ge=0, description="capacity per running request under policy 'per_request'"
     )
     capacity: int = Field(
-        16, ge=0, description="draft tokens verified per step under policy 'fixed'"
+        default=16, ge=0, description="draft tokens verified per step under policy 'fixed'"
     )
     draft_tokens: int = Field(
-        4, ge=1, le=64, description="tokens drafted per request and step; more than are verified"
+        default=4,
+        ge=1,
+        le=64,
+        description="tokens drafted per request and step; more than are verified",
     )
     step_log: Path | None = Field(
-        None, description="append the counts of every step to this file, one JSON line a step"
+        default=None,
+        description="append the counts of every step to this file, one JSON line a step",
     )
+
+    @field_validator("step_log")
+    @classmethod
+    def _can_be_created(cls, path: Path | None) -> Path | None:
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"there is no directory {path.parent}")
+        return path
 
     @model_validator(mode="after")
     def _drafts_fill_the_capacity(self) -> TetrisConfig:
@@ -72,7 +90,8 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> TetrisConfig:
         raise ConfigError(f"unknown environment variable {unknown[0]}; known: {_listed(known)}")
 
     variables = {known[name]: environ[name] for name in named & known.keys()}
-    path = flags.get(CONFIG_FILE) or variables.pop(CONFIG_FILE, None)
+    path_in_variable = variables.pop(CONFIG_FILE, None)
+    path = flags.get(CONFIG_FILE) or path_in_variable
     flags = {name: value for name, value in flags.items() if name != CONFIG_FILE}
     in_file = _read_file(Path(path)) if path else {}
 
@@ -107,11 +126,12 @@ def _read_file(path: Path) -> dict[str, Any]:
 def _one_line(error: ValidationError, origins: list[Any]) -> str:
     """Say which setting, as its owner wrote it, what was given and what is allowed."""
     first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
-        return first["msg"].removeprefix("Value error, ")
+        return message
     name = str(first["loc"][0])
     written = next(spell(name) for given, spell in origins if name in given)
-    return f"{written} {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    return f"{written} {first['input']!r}: {message[0].lower()}{message[1:]}"
 
 
 def _flag(name: str) -> str:

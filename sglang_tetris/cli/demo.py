@@ -173,7 +173,8 @@ def _show(comparison: Comparison) -> bool:
     """Print the comparison; return whether all answers agree."""
     console = Console(highlight=False, markup=False)
     first = comparison.tetris.answers[0].title
-    console.print(f"\none of the chats, {first}:", demo_report.transcript(comparison.tetris, first))
+    console.print(f"\none of the chats, {first}:")
+    console.print(demo_report.transcript(comparison.tetris, first))
     console.print()
     console.print(demo_report.table(comparison))
     console.print(demo_report.reading(comparison))

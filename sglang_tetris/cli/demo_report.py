@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -11,6 +12,7 @@ from sglang_tetris.cli.demo_chats import Answer, ChatRun
 from sglang_tetris.metrics import StepTotals
 
 _NONE = "-"
+_SHOWN_CHARS = 240
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +48,10 @@ def table(comparison: Comparison) -> Table:
             _NONE,
             f"{comparison.num_equal} of {num_answers}",
         ),
-        ("accept length (tokens per request and step)", "1.00", f"{steps.accept_length:.2f}"),
+        ("accept length, the bonus counted", "1.00", f"{steps.accept_length:.2f}"),
         ("verify accept rate", _NONE, f"{steps.verify_accept_rate:.1%}"),
-        ("mean capacity (draft tokens per step)", _NONE, f"{steps.mean_capacity:.1f}"),
-        ("rows per step of the target forward", _NONE, f"{steps.rows_per_step:.1f}"),
+        ("mean capacity, draft tokens per step", _NONE, f"{steps.mean_capacity:.1f}"),
+        ("rows per step, roots counted", _NONE, f"{steps.rows_per_step:.1f}"),
         ("cached prompt tokens", _cached(plain), _cached(tetris)),
         (
             "output tokens per second",
@@ -93,9 +95,9 @@ def first_difference(comparison: Comparison) -> str | None:
 
 
 def transcript(run: ChatRun, title: str) -> str:
-    """Return one chat as it went."""
+    """Return one chat as it went, long answers shortened."""
     return "\n".join(
-        f"user   {answer.question}\nmodel  {' '.join(answer.text.split())}"
+        f"  user:  {answer.question}\n  model: {_shortened(answer.text)}"
         for answer in run.answers
         if answer.title == title
     )
@@ -105,3 +107,8 @@ def _cached(run: ChatRun) -> str:
     cached = sum(answer.num_cached_tokens for answer in run.answers)
     prompts = sum(answer.num_prompt_tokens for answer in run.answers)
     return f"{cached} of {prompts}"
+
+
+def _shortened(text: str) -> str:
+    """Return a text on one line of bounded length."""
+    return textwrap.shorten(text, _SHOWN_CHARS, placeholder=" ...")

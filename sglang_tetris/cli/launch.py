@@ -23,6 +23,7 @@ import httpx
 
 from sglang_tetris.errors import TetrisError, UserError
 
+SERVE = (sys.executable, "-m", "sglang_tetris.cli.main", "serve")
 _HOST = "127.0.0.1"
 _TAIL_LINES = 20  # of the log, shown when a server fails
 _POLL_S = 0.2
@@ -53,14 +54,15 @@ def running_server(
     *,
     environ: Mapping[str, str] | None = None,
     log: Path | None = None,
+    command: Sequence[str] = SERVE,
     timeout_s: float = 180,
 ) -> Iterator[Server]:
-    """Run ``sglang-tetris serve *args`` until the block ends; enter it once the server is healthy.
+    """Run ``command`` with ``args`` until the block ends; enter it once the server is healthy.
 
     A free port is taken unless ``args`` has ``--port``. ``environ`` is added to this process's
     environment. Output goes to ``log``, by default to a file that is kept only on failure.
     """
-    with started_server(args, environ=environ, log=log) as server:
+    with started_server(args, environ=environ, log=log, command=command) as server:
         wait_until_healthy(server, timeout_s=timeout_s)
         yield server
 
@@ -71,6 +73,7 @@ def started_server(
     *,
     environ: Mapping[str, str] | None = None,
     log: Path | None = None,
+    command: Sequence[str] = SERVE,
 ) -> Iterator[Server]:
     """Like ``running_server``, but enter the block at once, so that servers can start together."""
     port = given_port(args)
@@ -78,12 +81,16 @@ def started_server(
         port = free_port()
         args = [*args, "--port", str(port)]
     path = log or _new_log()
-    process = _start(args, os.environ | dict(environ or {}), path)
+    process = _start([*command, *args], os.environ | dict(environ or {}), path)
     server = Server(base_url=f"http://{_HOST}:{port}", log=path, process=process)
     try:
         yield server
         if process.poll() is not None:
             raise failure(server, f"ended by itself with exit code {process.returncode}")
+    except UserError:
+        if log is None:
+            path.unlink()  # the error says all that is in it
+        raise
     finally:
         _stop(process)
     if log is None:
@@ -136,8 +143,9 @@ def _new_log() -> Path:
     return Path(name)
 
 
-def _start(args: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "sglang_tetris.cli.main", "serve", *args]
+def _start(
+    command: Sequence[str], environ: Mapping[str, str], log: Path
+) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
         return subprocess.Popen(
             command,

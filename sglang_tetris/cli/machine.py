@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from sglang_tetris.cpu import finder
+
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "max 100000" or "200000 100000"
 
 
@@ -16,6 +18,13 @@ def has_cuda() -> bool:
     import torch  # late: it takes a second
 
     return torch.cuda.is_available()
+
+
+def use_cpu_engine() -> None:
+    """Make this process and its children SGLang's CPU engine; do it before SGLang is imported."""
+    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    os.environ.setdefault("OMP_NUM_THREADS", str(num_usable_cores()))
+    finder.install()
 
 
 def num_usable_cores() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -58,8 +59,17 @@ def check_model(name: str, path: str) -> None:
         if path.startswith(("/", ".", "~")) or path.count("/") > 1:
             raise ModelError(f"{flag(name)} {path}: there is no such directory")
         return  # a name on the Hugging Face hub
-    if Path(path).is_dir() and not any((Path(path) / config).is_file() for config in _CONFIGS):
-        raise ModelError(f"{flag(name)} {path}: not a model directory, it has no config.json")
+    if not Path(path).is_dir():
+        return  # one file with everything in it
+    config = next(
+        (Path(path) / config for config in _CONFIGS if (Path(path) / config).exists()), None
+    )
+    if config is None:
+        raise ModelError(f"{flag(name)} {path}: not a model directory, it has no {_CONFIGS[0]}")
+    try:
+        json.loads(config.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{flag(name)} {path}: {config.name}: {error}") from None
 
 
 def flag(name: str) -> str:
@@ -75,20 +85,32 @@ def sglang_refuses() -> Iterator[None]:
     except (ValueError, AssertionError, OSError) as error:
         if not str(error):
             raise  # says nothing to a user: a traceback says more
-        raise UnsupportedError(str(error).splitlines()[0]) from None
+        raise UnsupportedError(_first_line(error)) from None
 
 
 @contextlib.contextmanager
-def held_stderr() -> Iterator[None]:
+def reading_model(path: str) -> Iterator[None]:
+    """Say which model it is that cannot be read; SGLang's message often names no flag."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(f"--model-path {path}: {_first_line(error)}") from None
+
+
+@contextlib.contextmanager
+def held_stderr(*, is_repeated: bool = False) -> Iterator[None]:
     """Hold back what is written to stderr, and drop it when a mistake is found.
 
     SGLang's parser leaves through ``SystemExit`` after hundreds of lines of usage; the last line
-    of them is the mistake.
+    of them is the mistake. What will be written again (``is_repeated``) is dropped in any case
+    but that of a bug.
     """
     with tempfile.TemporaryFile() as held:
         try:
             with _stderr_into(held):
                 yield
+            if is_repeated:
+                held.truncate(0)
         except (TetrisError, KeyboardInterrupt):
             held.truncate(0)
             raise
@@ -116,6 +138,10 @@ def _stderr_into(file: IO[bytes]) -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(saved, _STDERR)
         os.close(saved)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _last_line(file: IO[bytes]) -> str:

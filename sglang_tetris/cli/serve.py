@@ -10,12 +10,13 @@ import argparse
 import os
 from typing import Any
 
-from sglang_tetris.cli.machine import has_cuda, num_usable_cores
+from sglang_tetris.cli.machine import has_cuda, num_usable_cores, use_cpu_engine
 from sglang_tetris.cli.mistakes import (
     check_model,
     check_port,
     flag,
     held_stderr,
+    reading_model,
     refuse_unknown_names,
     sglang_refuses,
 )
@@ -52,7 +53,7 @@ def run(argv: list[str]) -> int:
         return 0
     if argv and not argv[0].startswith("-"):
         argv = ["--model-path", *argv]  # `sglang serve MODEL` works as well
-    with held_stderr():
+    with held_stderr(is_repeated=True):
         argv, has_model = _checked(argv)
     if not has_model:
         from sglang_tetris.models.demo_target import demo_target  # late: it may take minutes
@@ -60,7 +61,7 @@ def run(argv: list[str]) -> int:
         argv = [*argv, "--model-path", str(demo_target())]
     with held_stderr():
         server_args = _parse(argv)
-        with sglang_refuses():
+        with sglang_refuses(), reading_model(server_args.model_path):
             server_args.resolve_once()
             server_args.check_server_args()
     return _launch(server_args)
@@ -96,10 +97,7 @@ def _checked(argv: list[str]) -> tuple[list[str], bool]:
 def _load_engine(argv: list[str]) -> None:
     """Import SGLang with its plugins: as its CPU engine where there is no CUDA device."""
     if _wants_cpu(argv):
-        # SGLang reads these while it is imported, here and in its children.
-        os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
-        os.environ.setdefault("OMP_NUM_THREADS", str(num_usable_cores()))
-        finder.install()
+        use_cpu_engine()
 
     from sglang.srt.plugins import load_plugins
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm

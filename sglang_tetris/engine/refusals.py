@@ -91,8 +91,10 @@ def _refuse_foreign_widths(view: Any) -> None:
 def refuse_model(server_args: Any, algorithm: str) -> None:
     """Raise for a target that TETRIS cannot verify or a draft that does not fit it."""
     target = model_config_of(server_args)
+    layer_types = getattr(target.hf_text_config, "layer_types", None) or ()
     kinds = {
-        "a sliding-window model": target.is_hybrid_swa,
+        # SGLang's own word for it leaves out the models whose windows it keeps in a full pool.
+        "a sliding-window model": target.is_hybrid_swa or "sliding_attention" in layer_types,
         "a model with multi-dimensional rotary positions": target.model_is_mrope,
         "a hybrid or recurrent model": mambaish_config(target) is not None,
     }

@@ -30,7 +30,7 @@ def register_all() -> None:
     if is_cpu_engine():
         register_attention_backend(CPU_BACKEND)(_cpu_backend)
         add_attention_backend_choices([CPU_BACKEND])
-        register_resolution_hook("handle_cpu_backends")(_default_cpu_backend)
+        register_resolution_hook("handle_cpu_backends")(_set_cpu_defaults)
         compat.hook_around(compat.LINEAR_APPLY, _linear_by_independent_rows)
         compat.hook_around(compat.LM_HEAD, _lm_head_by_independent_rows)
 
@@ -47,12 +47,17 @@ def _cpu_backend(model_runner: Any) -> Any:
     return TetrisCpuBackend(model_runner)
 
 
-def _default_cpu_backend(server_args: Any, previous: Any) -> None:
-    """Attend with our backend unless another is asked for: SGLang's own choice on x86 needs
-    AMX operators, and CUDA graphs need CUDA."""
+def _set_cpu_defaults(server_args: Any, previous: Any) -> None:
+    """Attend with our backend unless another is asked for: SGLang's own choice on x86 needs AMX
+    operators. Schedule between forwards, not beside them: on a CPU both want the same cores."""
     config = resolving_view(server_args)
-    if config.device == "cpu" and config.attention_backend is None:
-        declare_resolution(server_args, "tetris", attention_backend=CPU_BACKEND)
+    if config.device == "cpu":
+        declare_resolution(
+            server_args,
+            "tetris",
+            attention_backend=config.attention_backend or CPU_BACKEND,
+            disable_overlap_schedule=not arguments.may_overlap(config.device),
+        )
     previous(server_args)
 
 

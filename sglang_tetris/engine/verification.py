@@ -40,8 +40,13 @@ class Verifier:
             rows=verify_rows(layout, requests.req_pool_indices, requests.seq_lens, slots),
             draft_token_num=requests.windows.shape[1],
         )
+        wants_hidden_states = requests.batch.return_hidden_states
         result = self._worker.forward_batch_generation(
-            view, is_verify=True, capture_hidden_mode=CaptureHiddenMode.NULL
+            view,
+            is_verify=True,
+            capture_hidden_mode=(
+                CaptureHiddenMode.FULL if wants_hidden_states else CaptureHiddenMode.NULL
+            ),
         )
         output = result.logits_output
         num_rows = output.next_token_logits.shape[0]
@@ -79,8 +84,10 @@ class Verifier:
     ) -> GenerationBatchResult:
         """Make the accepted path the front of each window and describe the step to SGLang."""
         self._move_accepted_kv(requests, layout, acceptance)
+        rows = acceptance.accepted_rows.clamp(min=0)  # SGLang reads accept_lens of each request
+        if logits_output.hidden_states is not None:
+            logits_output.hidden_states = logits_output.hidden_states[rows.flatten()]
         if requests.batch.return_logprob and logits_output.next_token_logprobs is None:
-            rows = acceptance.accepted_rows.clamp(min=0)  # SGLang reads accept_lens of a row
             predicted = torch.zeros(layout.num_verify, dtype=torch.int64, device=rows.device)
             is_real = acceptance.accepted_rows >= 0
             predicted[rows[is_real]] = acceptance.token_ids[is_real]

@@ -25,20 +25,21 @@ _RECIPE = f"{_REQUIREMENT} {_WHEEL_SHA256} conversion 1"
 
 def demo_target() -> Path:
     """Return the directory of the demo target, making it if it is missing or damaged."""
-    return ensure(_directory(), _RECIPE, build=_build)
+    return ensure(directory(), _RECIPE, build=_build)
+
+
+def directory() -> Path:
+    """Return where the demo target is, or will be once it is made."""
+    return cache_dir() / _NAME
 
 
 def verify() -> None:
     """Check every byte of the demo target; a missing or damaged one is a ``ModelError``."""
-    if damaged := damaged_files(_directory()):
+    if damaged := damaged_files(directory()):
         raise ModelError(
             f"{', '.join(damaged)} of the demo target is missing or damaged: "
-            f"delete {_directory()}, the next use makes it again"
+            f"delete {directory()}, the next use makes it again"
         )
-
-
-def _directory() -> Path:
-    return cache_dir() / _NAME
 
 
 def _build(directory: Path) -> None:

@@ -29,6 +29,7 @@ GREEDY = {
     "top log-probabilities": greedy(STORY, 24) | {"top_logprobs_num": 3},
     "prompt log-probabilities": greedy(STORY, 8) | {"logprob_start_len": 0},
     "log-probabilities of tokens": greedy(STORY, 16) | {"token_ids_logprob": [1, 28, 198]},
+    "hidden states": greedy(COUNTING, 12) | {"return_hidden_states": True},
 }
 # Not greedy on the raw logits: these are verified root by root, with SGLang's own sampler.
 PROCESSED = {
@@ -115,9 +116,18 @@ def test_sampled_requests_are_served_and_seldom_alike(servers: Servers) -> None:
 
 
 def _all_outcomes(base_url: str, cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return every case's outcome by name, with the log-probabilities that were asked for."""
+    """Return every case's outcome by name, with the states and log-probabilities asked for.
+
+    Those of a prompt are there only as far as it is not cached, hence an empty cache first.
+    """
+    httpx.post(f"{base_url}/flush_cache", timeout=60).raise_for_status()
     replies = generate(base_url, list(cases.values()))
-    more = ("output_top_logprobs", "input_token_logprobs", "output_token_ids_logprobs")
+    more = (
+        "output_top_logprobs",
+        "input_token_logprobs",
+        "output_token_ids_logprobs",
+        "hidden_states",
+    )
     return {
         name: (*outcome(reply), [reply["meta_info"].get(key) for key in more])
         for name, reply in zip(cases, replies, strict=True)

@@ -17,7 +17,14 @@ from tests.support.models import truncated_target
 
 MOST_AT_ONCE = 3  # a server takes about 4 GB
 DRAFT_LAYERS = 27  # right about every second time
-COMMON = ("--max-total-tokens", "60000", "--enable-cache-report", "--log-level", "warning")
+COMMON = (
+    "--max-total-tokens",
+    "60000",
+    "--enable-cache-report",
+    "--enable-return-hidden-states",
+    "--log-level",
+    "warning",
+)
 # Small enough to bind nearly always with eight chats.
 LOOKUP = ("--tetris-policy", "fixed", "--tetris-capacity", "6", "--tetris-draft-tokens", "6")
 LM = ("--tetris-policy", "fixed", "--tetris-capacity", "8", "--tetris-draft-tokens", "3")

@@ -1,0 +1,123 @@
+"""Settings: where they come from, which wins, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from sglang_tetris.config import CONFIG_FILE, TetrisConfig, load
+from sglang_tetris.errors import ConfigError
+
+
+def written(tmp_path: Path, content: object) -> str:
+    """Return the path of a JSON file."""
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_without_settings_there_are_the_defaults() -> None:
+    assert load({}, {}) == TetrisConfig()
+
+
+def test_a_flag_goes_before_the_file_and_the_file_before_the_environment(tmp_path: Path) -> None:
+    file = written(tmp_path, {"capacity": 2, "draft_tokens": 12})
+    environ = {
+        "SGLANG_TETRIS_CAPACITY": "3",
+        "SGLANG_TETRIS_DRAFT_TOKENS": "13",
+        "SGLANG_TETRIS_TOKENS_PER_REQUEST": "7",
+    }
+
+    config = load({"capacity": "1", CONFIG_FILE: file}, environ)
+
+    assert (config.capacity, config.draft_tokens, config.tokens_per_request) == (1, 12, 7)
+
+
+def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, {"policy": "fixed"})
+
+    assert load({}, {"SGLANG_TETRIS_CONFIG_FILE": file}).policy == "fixed"
+
+
+def test_the_file_of_the_flag_goes_before_that_of_the_environment(tmp_path: Path) -> None:
+    file = written(tmp_path, {"policy": "fixed"})
+
+    config = load({CONFIG_FILE: file}, {"SGLANG_TETRIS_CONFIG_FILE": "nowhere.json"})
+
+    assert config.policy == "fixed"
+
+
+def test_variables_of_others_and_our_other_ones_are_no_settings() -> None:
+    environ = {"HOME": "/", "SGLANG_TETRIS_CACHE": "/cache", "SGLANG_PLUGINS": "tetris"}
+
+    assert load({}, environ) == TetrisConfig()
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        TetrisConfig().capacity = 1
+
+
+def test_a_step_log_may_be_new_where_its_directory_exists(tmp_path: Path) -> None:
+    log = tmp_path / "steps.jsonl"
+
+    assert load({"step_log": str(log)}, {}).step_log == log
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"capacity": "-1"}, "--tetris-capacity '-1': .* greater than or equal to 0"),
+        ({"capacity": "1.5"}, "--tetris-capacity '1.5': .*valid integer"),
+        ({"draft_tokens": "0"}, "--tetris-draft-tokens '0': .* greater than or equal to 1"),
+        ({"draft_tokens": "65"}, "--tetris-draft-tokens '65': .* less than or equal to 64"),
+        ({"policy": "all"}, "--tetris-policy 'all': .* 'per_request' or 'fixed'"),
+        ({"sources": ""}, "--tetris-sources '': .* 'auto', 'lm' or 'lookup'"),
+        ({"tokens_per_request": "5"}, "--tetris-tokens-per-request is 5, more than the 4"),
+        ({"step_log": "/nowhere/at/all"}, "--tetris-step-log '/nowhere/at/all': there is no dir"),
+    ],
+)
+def test_a_wrong_flag_is_named_with_what_is_allowed(flags: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        load(flags, {})
+
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"SGLANG_TETRIS_WIDTH": "4"}, "unknown .* SGLANG_TETRIS_WIDTH; known: SGLANG_TETRIS_CAP"),
+        ({"SGLANG_TETRIS_CAPACITY": "-1"}, "SGLANG_TETRIS_CAPACITY '-1': .* equal to 0"),
+    ],
+)
+def test_a_wrong_variable_is_named(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load({}, environ)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"width": 4}, "settings.json: unknown setting 'width'; known: capacity, draft_tokens"),
+        ({"config_file": "x"}, "unknown setting 'config_file'"),
+        ({"capacity": -1}, "settings.json: capacity -1: .* equal to 0"),
+        ([], "settings.json: must hold one JSON object"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, content: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load({CONFIG_FILE: written(tmp_path, content)}, {})
+
+
+def test_a_missing_and_a_malformed_file_are_told_apart(tmp_path: Path) -> None:
+    malformed = tmp_path / "malformed.json"
+    malformed.write_text("{")
+
+    with pytest.raises(ConfigError, match="missing.json: No such file"):
+        load({CONFIG_FILE: str(tmp_path / "missing.json")}, {})
+    with pytest.raises(ConfigError, match="malformed.json: not JSON"):
+        load({CONFIG_FILE: str(malformed)}, {})
