@@ -69,10 +69,11 @@ class DraftModelSource:
             if step + 1 < requests.depth:
                 logits = self._decode(requests, token, step + 1)
         self._lens[slots] += requests.depth - 1
+        token_ids = torch.stack(tokens, dim=1)
         return CandidateTrees.chains(
-            torch.stack(tokens, dim=1),
+            token_ids,
             torch.stack(logprobs, dim=1),
-            lens=requests.max_lens,
+            lens=requests.usable_lens(token_ids),
             source=SOURCE,
         )
 

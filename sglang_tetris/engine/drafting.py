@@ -23,6 +23,7 @@ class DraftRequests:
     seq_lens: torch.Tensor  # [num_requests] int64; committed tokens, the root not counted
     windows: torch.Tensor  # [num_requests, depth + 1] int64; KV slots from the root's on
     max_lens: list[int]  # draft tokens each request can still use, at most depth
+    stop_token_ids: list[frozenset[int]]  # tokens that end each request
 
     @property
     def num_requests(self) -> int:
@@ -32,6 +33,19 @@ class DraftRequests:
     def depth(self) -> int:
         """Tokens drafted per request."""
         return self.windows.shape[1] - 1
+
+    def usable_lens(self, token_ids: torch.Tensor) -> list[int]:
+        """Return how much of each drafted chain [num_requests, depth] is worth verifying.
+
+        A stop token is not: the row before it yields it all the same, and what follows is never
+        emitted. So it is always a bonus token and, as without speculation, not in the KV.
+        """
+        lens = []
+        chains = zip(token_ids.tolist(), self.max_lens, self.stop_token_ids, strict=True)
+        for chain, most, stops in chains:
+            end = next((i for i, token in enumerate(chain) if token in stops), len(chain))
+            lens.append(min(most, end))
+        return lens
 
 
 class DraftSource(Protocol):

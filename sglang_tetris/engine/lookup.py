@@ -68,13 +68,12 @@ class LookupSource:
         _find(rows.numpy(), num_tokens.numpy(), MAX_MATCH, drafts, match_lens, lens)
 
         self._match_lens = torch.from_numpy(match_lens)
+        token_ids = torch.from_numpy(drafts)
+        usable = requests.usable_lens(token_ids)
         return CandidateTrees.chains(
-            torch.from_numpy(drafts),
+            token_ids,
             self.table.logprobs(self._match_lens),
-            lens=[
-                min(found, most)
-                for found, most in zip(lens.tolist(), requests.max_lens, strict=True)
-            ],
+            lens=[min(found, most) for found, most in zip(lens.tolist(), usable, strict=True)],
             source=SOURCE,
         )
 

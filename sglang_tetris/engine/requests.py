@@ -33,3 +33,14 @@ def usable_draft_tokens(req: Any, depth: int) -> int:
     """
     remaining: int = req.sampling_params.max_new_tokens - len(req.output_ids)
     return max(0, min(depth, remaining - 1))
+
+
+def stop_token_ids(req: Any) -> frozenset[int]:
+    """Return the tokens that end the request (schedule_batch.py, ``_check_token_based_finish``)."""
+    if req.sampling_params.ignore_eos:
+        return frozenset()
+    stops = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
+    if req.tokenizer is not None:
+        stops.add(req.tokenizer.eos_token_id)
+        stops.update(req.tokenizer.additional_stop_token_ids or ())
+    return frozenset(stops)

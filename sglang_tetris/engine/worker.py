@@ -24,7 +24,7 @@ from sglang_tetris.engine.drafting import DraftRequests, DraftSource
 from sglang_tetris.engine.history import TokenHistory
 from sglang_tetris.engine.lookup import LookupSource
 from sglang_tetris.engine.relay import TetrisDraftInput
-from sglang_tetris.engine.requests import is_plain_greedy, usable_draft_tokens
+from sglang_tetris.engine.requests import is_plain_greedy, stop_token_ids, usable_draft_tokens
 from sglang_tetris.engine.telemetry import PhaseTimer, StepLog
 from sglang_tetris.engine.verification import Verifier
 from sglang_tetris.metrics import StepRecord
@@ -142,6 +142,7 @@ class TetrisWorker(BaseSpecWorker):
             seq_lens=batch.seq_lens,
             windows=req_to_token[batch.req_pool_indices[:, None], window].long(),
             max_lens=[usable_draft_tokens(req, self.depth) for req in batch.reqs],
+            stop_token_ids=[stop_token_ids(req) for req in batch.reqs],
         )
 
     def _sample(self, requests: DraftRequests, output: Any) -> torch.Tensor:

@@ -82,7 +82,7 @@ ROWS = {
     "target without config": Row("--model-path {empty}", ("--model-path", "no config.json")),
     "target damaged": Row("--model-path {garbage}", ("--model-path", "config.json: Expecting")),
     "target with sliding windows": Row("--model-path {sliding}", ("a sliding-window model",)),
-    "target recurrent": Row("--model-path {recurrent}", ("Mamba",)),
+    "target recurrent": Row("--model-path {recurrent}", ("a hybrid or recurrent model",)),
     "no draft": Row(f"{DRAFT} {{none}}", (DRAFT, "no such directory")),
     "draft without config": Row(f"{DRAFT} {{empty}}", (DRAFT, "no config.json")),
     "draft with a smaller vocabulary": Row(

@@ -30,13 +30,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def test_the_openai_client_chats(server: Server) -> None:
     client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none")
-    question = {"role": "user", "content": "What is the capital of France?"}
 
     reply = client.chat.completions.create(
         model="any",
-        messages=[question],
+        messages=[{"role": "user", "content": "What is the capital of France?"}],
         temperature=0,
-        max_tokens=32,  # type: ignore[list-item]
+        max_tokens=32,
     )
 
     assert "Paris" in (reply.choices[0].message.content or "")
@@ -45,7 +44,7 @@ def test_the_openai_client_chats(server: Server) -> None:
 def test_a_frontend_program_generates_and_forks(server: Server) -> None:
     import sglang as sgl  # late: it is heavy, and this test needs it only here
 
-    @sgl.function
+    @sgl.function  # type: ignore[untyped-decorator]
     def program(s: sgl.ProgramState) -> None:
         s += sgl.user("Name one animal.")
         s += sgl.assistant(sgl.gen("animal", max_tokens=12, temperature=0))

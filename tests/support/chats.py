@@ -83,3 +83,17 @@ def _hold_one(client: httpx.Client, turns: Sequence[str], max_tokens: int) -> li
         messages.append({"role": "assistant", "content": answer.text})
         answers.append(answer)
     return answers
+
+
+def differences(ours: list[list[Answer]], theirs: list[list[Answer]]) -> list[str]:
+    """Return one line for every answer that is not the same in all respects."""
+    assert len(ours) == len(theirs)
+    found = []
+    for chat, (left, right) in enumerate(zip(ours, theirs, strict=True)):
+        for turn, (a, b) in enumerate(zip(left, right, strict=True)):
+            if a != b:
+                pairs = enumerate(zip(a.tokens, b.tokens, strict=False))
+                first = next(((i, *pair) for i, pair in pairs if pair[0] != pair[1]), None)
+                rest = [(x.finish_reason, x.prompt_tokens, x.cached_tokens) for x in (a, b)]
+                found.append(f"chat {chat} turn {turn}: first token {first}; {rest}")
+    return found

@@ -19,7 +19,11 @@ from sglang_tetris.engine.lookup import MAX_MATCH, AcceptanceTable, LookupSource
 DEPTH = 4
 
 
-def requests_for(texts: list[list[int]], max_lens: list[int] | None = None) -> DraftRequests:
+def requests_for(
+    texts: list[list[int]],
+    max_lens: list[int] | None = None,
+    stops: frozenset[int] = frozenset(),
+) -> DraftRequests:
     """Return requests whose text ends with the root token."""
     history = TokenHistory(len(texts), 64, "cpu")
     for slot, text in enumerate(texts):
@@ -32,6 +36,7 @@ def requests_for(texts: list[list[int]], max_lens: list[int] | None = None) -> D
         seq_lens=torch.tensor([len(text) - 1 for text in texts]),
         windows=torch.zeros(len(texts), DEPTH + 1, dtype=torch.int64),
         max_lens=max_lens or [DEPTH] * len(texts),
+        stop_token_ids=[stops] * len(texts),
     )
 
 
@@ -74,6 +79,15 @@ def test_a_request_near_its_end_is_drafted_for_no_further() -> None:
 
     assert (~trees.is_padding).sum(dim=1).tolist() == [0, 2, 4]
     assert trees.num_candidates == 6
+
+
+def test_a_stop_token_and_what_follows_it_are_not_drafted() -> None:
+    requests = requests_for([[1, 2, 3, 1], [7, 7, 7, 7]], stops=frozenset({3}))
+
+    trees = LookupSource(DEPTH).propose(requests)
+
+    assert trees.token_ids[0].tolist() == [2, -1, -1, -1]
+    assert trees.token_ids[1].tolist() == [7, 7, 7, 7]
 
 
 def test_only_nodes_whose_parent_was_accepted_teach() -> None:

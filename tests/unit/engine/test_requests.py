@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_tetris.engine.requests import is_plain_greedy, usable_draft_tokens
+from sglang_tetris.engine.requests import is_plain_greedy, stop_token_ids, usable_draft_tokens
 
 
 def request(**changes: Any) -> Any:
@@ -56,3 +56,16 @@ def test_drafts_end_with_the_answer(max_new_tokens: int, num_emitted: int, usabl
     req = request(max_new_tokens=max_new_tokens, output_ids=[0] * num_emitted)
 
     assert usable_draft_tokens(req, depth=4) == usable
+
+
+def test_every_way_to_name_a_stop_token_counts() -> None:
+    req = request()
+    req.sampling_params.ignore_eos = False
+    req.sampling_params.stop_token_ids = {5}
+    req.eos_token_ids = {2}
+    req.tokenizer = SimpleNamespace(eos_token_id=3, additional_stop_token_ids=[4])
+
+    assert stop_token_ids(req) == {2, 3, 4, 5}
+
+    req.sampling_params.ignore_eos = True
+    assert stop_token_ids(req) == frozenset()
