@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -42,6 +42,9 @@ class Answer:
     finish_reason: str
     prompt_tokens: int
     cached_tokens: int | None  # None in a first turn: it depends on who came before
+
+
+Ask = Callable[[str], list[list[Answer]]]  # the answers of a kind of server to the shared chats
 
 
 def hold(

@@ -15,7 +15,7 @@ from sglang_tetris.models.demo_target import demo_target
 from tests.support import plugins
 from tests.support.models import truncated_target
 
-MOST_AT_ONCE = 3  # a server takes about 4 GB
+MOST_AT_ONCE = 3  # besides those that tests start themselves; each takes about 4 GB
 DRAFT_LAYERS = 27  # right about every second time
 COMMON = (
     "--max-total-tokens",
@@ -53,6 +53,7 @@ class Servers:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._num_started = 0
         self._running: dict[str, tuple[ExitStack, Started]] = {}
 
     def get(self, kind: str) -> Started:
@@ -63,7 +64,10 @@ class Servers:
         while len(self._running) >= MOST_AT_ONCE:
             self.stop(next(iter(self._running)))
         stack = ExitStack()
-        started = stack.enter_context(start(kind, self._directory))
+        self._num_started += 1
+        directory = self._directory / str(self._num_started)
+        directory.mkdir()
+        started = stack.enter_context(start(kind, directory))
         self._running[kind] = (stack, started)
         return started
 

@@ -12,13 +12,15 @@ import pytest
 
 from sglang_tetris.cli.launch import Server, running_server
 from sglang_tetris.models.demo_target import demo_target
+from tests.support.servers import Servers
 
 pytestmark = [pytest.mark.sglang, pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Run `sglang serve` with the environment that the README documents for a CPU."""
+    servers.close()  # to have the memory back
     command = [str(Path(sys.executable).with_name("sglang")), "serve"]
     args = ["--model-path", str(demo_target()), "--speculative-algorithm", "TETRIS"]
     args += ["--max-total-tokens", "20000", "--sleep-on-idle"]

@@ -1,0 +1,54 @@
+"""Servers bent from outside: what must not matter does not, and what must is noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.chats import Answer, Ask, conversations, differences, hold
+from tests.support.servers import start
+
+pytestmark = [pytest.mark.sglang, pytest.mark.e2e, pytest.mark.timeout(600)]
+
+NUM_CHATS = 16
+
+
+def ask(base_url: str, count: int = NUM_CHATS) -> list[list[Answer]]:
+    """Hold the first chats as they were held with the plain server."""
+    return hold(base_url, conversations(count), at_once=8, max_tokens=128)
+
+
+@pytest.mark.parametrize("source", ["lookup", "lm"])
+def test_the_masked_uniform_layout_gives_the_same(
+    answers: Ask, tmp_path: Path, source: str
+) -> None:
+    plain = answers("plain")[:NUM_CHATS]
+
+    with start(f"{source}+masked_layout", tmp_path) as bent:
+        masked = ask(bent.base_url)
+
+    assert differences(masked, plain) == []
+    steps = bent.steps()
+    assert all(step.num_rows == step.num_requests + step.num_drafted for step in steps)
+    assert any(step.num_drafted > step.capacity for step in steps)
+
+
+def test_a_tree_gives_the_same_and_moves_its_kv(answers: Ask, tmp_path: Path) -> None:
+    plain = answers("plain")[:NUM_CHATS]
+
+    with start("lookup+decoys", tmp_path) as bent:
+        through_trees = ask(bent.base_url)
+
+    assert differences(through_trees, plain) == []
+    # Every accepted draft stood behind a decoy, so each of them was moved.
+    assert sum(step.num_correct_drafts for step in bent.steps()) > 100
+
+
+def test_a_broken_acceptance_rule_is_noticed(answers: Ask, tmp_path: Path) -> None:
+    plain = answers("plain")[:8]
+
+    with start("lookup+broken_acceptance", tmp_path) as bent:
+        broken = ask(bent.base_url, 8)
+
+    assert differences(broken, plain)
