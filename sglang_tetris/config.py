@@ -54,7 +54,10 @@ class TetrisConfig(BaseModel):
     draft_tokens: int = Field(
         default=4,
         ge=1,
-        le=64,
+        # Up to here a request near the context limit fits its row of SGLang's slot table, which
+        # has room for draft_tokens + 5 tokens more and is asked for 2 * (draft_tokens + 1) beyond
+        # context_len - 4 (mem_cache/allocation_sizing.py).
+        le=7,
         description="tokens drafted per request and step; more than are verified",
     )
     step_log: Path | None = Field(
@@ -65,9 +68,22 @@ class TetrisConfig(BaseModel):
     @field_validator("step_log")
     @classmethod
     def _can_be_created(cls, path: Path | None) -> Path | None:
-        if path is not None and not path.parent.is_dir():
-            raise ValueError(f"there is no directory {path.parent}")
+        if path is not None:
+            try:
+                path.open("a").close()
+            except OSError as error:
+                raise ValueError(f"cannot be written: {error.strerror}") from None
         return path
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> TetrisConfig:
+        unread = "capacity" if self.policy == "per_request" else "tokens_per_request"
+        if unread in self.model_fields_set:
+            raise ValueError(
+                f"{flag_of(unread)} is not read under --tetris-policy {self.policy}; "
+                "leave it out or change the policy"
+            )
+        return self
 
     @model_validator(mode="after")
     def _drafts_fill_the_capacity(self) -> TetrisConfig:
@@ -99,7 +115,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> TetrisConfig:
         return TetrisConfig.model_validate({**variables, **in_file, **flags})
     except ValidationError as error:
         origins = [
-            (flags, _flag),
+            (flags, flag_of),
             (in_file, lambda name: f"{path}: {name}"),
             (variables, _variable),
         ]
@@ -120,6 +136,12 @@ def _read_file(path: Path) -> dict[str, Any]:
             f"--tetris-config-file {path}: unknown setting {unknown[0]!r}; "
             f"known: {_listed(TetrisConfig.model_fields)}"
         )
+    for name, value in content.items():
+        if isinstance(value, (bool, float)):
+            raise ConfigError(
+                f"--tetris-config-file {path}: {name} is {json.dumps(value)}; "
+                "settings are whole numbers and text"
+            )
     return content
 
 
@@ -134,7 +156,8 @@ def _one_line(error: ValidationError, origins: list[Any]) -> str:
     return f"{written} {first['input']!r}: {message[0].lower()}{message[1:]}"
 
 
-def _flag(name: str) -> str:
+def flag_of(name: str) -> str:
+    """Return the command-line flag of a setting."""
     return "--tetris-" + name.replace("_", "-")
 
 

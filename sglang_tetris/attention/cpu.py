@@ -90,8 +90,8 @@ class TetrisCpuBackend(AttentionBackend):
         keys = pool.get_key_buffer(pool.start_layer)
         if keys.dtype not in (torch.bfloat16, torch.float32):
             raise UnsupportedError(
-                f"--kv-cache-dtype gives {keys.dtype}; "
-                f"--attention-backend {NAME} reads bfloat16 and float32"
+                f"--dtype or --kv-cache-dtype gives {keys.dtype}; --attention-backend {NAME} "
+                "computes with bfloat16 and float32: use --dtype bfloat16"
             )
         first = torch.zeros(1, dtype=torch.int64)
         attend(

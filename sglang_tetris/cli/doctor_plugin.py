@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from types import SimpleNamespace
 
 from sglang_tetris import plugin
-from sglang_tetris.config import TetrisConfig
+from sglang_tetris.config import TetrisConfig, flag_of
 from sglang_tetris.engine import compat
 from sglang_tetris.errors import TetrisError
 
@@ -100,7 +100,7 @@ def check_flags() -> str:
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     usage = parser.format_usage()
-    flags = ["--tetris-" + name.replace("_", "-") for name in TetrisConfig.model_fields]
+    flags = [flag_of(name) for name in TetrisConfig.model_fields]
     if missing := [flag for flag in flags if flag not in usage]:
         raise CheckError(f"{', '.join(missing)} not on SGLang's command line; {_REINSTALL}")
     return ", ".join(flags)

@@ -13,6 +13,7 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 ALIAS = "TETRIS"
 LM = "TETRIS_LM"
 LOOKUP = "TETRIS_LOOKUP"
+CPU_BACKEND = "tetris_cpu"  # the attention backend that verifies on a CPU
 
 
 class TetrisAlgorithm(CustomSpecAlgo):

@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
-from sglang_tetris.config import CONFIG_FILE, TetrisConfig, load
+from sglang_tetris.config import CONFIG_FILE, TetrisConfig, flag_of, load
 from sglang_tetris.engine.algorithm import ALGORITHMS, ALIAS, LM, LOOKUP
 from sglang_tetris.engine.refusals import refuse_model, refuse_options
 from sglang_tetris.errors import ConfigError, UserError
@@ -27,14 +27,14 @@ def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("TETRIS", "batch-wide selection of draft tokens")
     for name, field in TetrisConfig.model_fields.items():
         group.add_argument(
-            _flag(name),
+            flag_of(name),
             dest=_DEST + name,
             default=argparse.SUPPRESS,
             metavar=name.upper(),
             help=f"{field.description} (default: {field.default})".replace("%", "%%"),
         )
     group.add_argument(
-        _flag(CONFIG_FILE),
+        flag_of(CONFIG_FILE),
         dest=_DEST + CONFIG_FILE,
         default=argparse.SUPPRESS,
         metavar="FILE",
@@ -50,12 +50,14 @@ def keep_flags(server_args: Any, _cls: type, namespace: argparse.Namespace) -> N
         if name.startswith(_DEST)
     }
     setattr(server_args, _FROM_CLI, True)
+    is_ours = (server_args.speculative_algorithm or "").upper() in ALGORITHMS
     with _ExitOnUserError(from_cli=True):
-        setattr(server_args, _CONFIG, load(given, os.environ))
-        if given and (server_args.speculative_algorithm or "").upper() not in ALGORITHMS:
+        if given and not is_ours:
             raise ConfigError(
-                f"{_flag(min(given))} was given without --speculative-algorithm {ALIAS}"
+                f"{flag_of(min(given))} was given without --speculative-algorithm {ALIAS}"
             )
+        if is_ours:  # another server does not read our environment
+            setattr(server_args, _CONFIG, load(given, os.environ))
 
 
 def settings(server_args: Any) -> TetrisConfig:
@@ -67,8 +69,14 @@ def settings(server_args: Any) -> TetrisConfig:
 def refuse_unsupported(server_args: Any, previous: Callable[[Any], None]) -> None:
     """Run as SGLang's first resolution step: refuse options before anything acts on them."""
     if _is_ours(server_args):
+        view = resolving_view(server_args)
         with _ExitOnUserError(from_cli=getattr(server_args, _FROM_CLI, False)):
-            refuse_options(resolving_view(server_args))
+            if view.speculative_algorithm.upper() != ALIAS:
+                raise ConfigError(
+                    f"--speculative-algorithm {view.speculative_algorithm} is what TETRIS calls "
+                    f"itself; give {ALIAS}, and --tetris-sources for the kind of draft"
+                )
+            refuse_options(view)
     previous(server_args)
 
 
@@ -120,10 +128,6 @@ def _algorithm(config: TetrisConfig, view: Any) -> str:
 def _is_ours(server_args: Any) -> bool:
     algorithm = resolving_view(server_args).speculative_algorithm
     return algorithm is not None and algorithm.upper() in ALGORITHMS
-
-
-def _flag(name: str) -> str:
-    return "--tetris-" + name.replace("_", "-")
 
 
 class _ExitOnUserError:

@@ -1,9 +1,10 @@
 """A small language model as a draft: its own weights and KV, in the target's slots.
 
 The draft's KV of a committed prefix lives at the same slot numbers as the target's, so the
-prefix cache serves both. A slot may hold the target's KV and not the draft's (the last accepted
-draft token of a step, a request that was not drafted for): ``_has_kv`` knows, and the first
-draft forward of a step catches up before anything is drafted from a hole.
+prefix cache serves both. A slot may hold the target's KV and not the draft's: of the last accepted
+draft token of a step, or of a request that was not drafted for. ``_has_kv`` keeps this per slot,
+and tells at a prefill how much of a cached prefix the draft has; ``_lens`` keeps it per running
+request. The first draft forward of a step catches up before anything is drafted from a hole.
 """
 
 from __future__ import annotations
@@ -23,10 +24,8 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang_tetris.core.acceptance import Acceptance
 from sglang_tetris.core.candidates import CandidateTrees
 from sglang_tetris.core.layout import VerifyLayout
-from sglang_tetris.engine.drafting import DraftRequests
+from sglang_tetris.engine.drafting import DraftRequests, Source
 from sglang_tetris.engine.history import TokenHistory
-
-SOURCE = 0
 
 
 class DraftModelSource:
@@ -38,7 +37,7 @@ class DraftModelSource:
         self._has_kv = torch.zeros(0, dtype=torch.bool)  # per KV slot
         self._lens = torch.zeros(0, dtype=torch.int64)  # per request slot: leading tokens with KV
 
-    def allocate(self, **pools: Any) -> None:
+    def allocate(self, pools: dict[str, Any]) -> None:
         """Allocate the draft's KV beside the target's, indexed alike."""
         self.worker.alloc_memory_pool(**pools)
         num_slots = self._runner.token_to_kv_pool.size + self._runner.token_to_kv_pool.page_size
@@ -74,7 +73,7 @@ class DraftModelSource:
             token_ids,
             torch.stack(logprobs, dim=1),
             lens=requests.usable_lens(token_ids),
-            source=SOURCE,
+            source=Source.LM,
         )
 
     def observe(
@@ -139,6 +138,9 @@ class DraftModelSource:
     def _forward(self, view: Any) -> torch.Tensor:
         view.seq_lens_cpu = view.seq_lens.cpu()
         view.seq_lens_sum = view.spec_info = None
+        # The draft reads token ids; these are the target's embeddings.
+        view.input_embeds = view.replace_embeds = view.replace_positions = None
+        view.multimodal_inputs = None
         view.return_logprob = False
         forward_batch = ForwardBatch.init_new(
             view,

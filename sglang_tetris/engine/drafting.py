@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +12,13 @@ from sglang_tetris.core.acceptance import Acceptance
 from sglang_tetris.core.candidates import CandidateTrees
 from sglang_tetris.core.layout import VerifyLayout
 from sglang_tetris.engine.history import TokenHistory
+
+
+class Source(IntEnum):
+    """Where a node of a candidate tree came from; calibration is per source."""
+
+    LM = 0
+    LOOKUP = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,6 +58,10 @@ class DraftRequests:
 
 class DraftSource(Protocol):
     """One way to draft. It is told what became of its drafts and of every other forward."""
+
+    def allocate(self, pools: dict[str, Any]) -> None:
+        """Allocate what is indexed like SGLang's pools, which exist now."""
+        ...
 
     def prefill(self, batch: Any, history: TokenHistory) -> None:
         """Take notice of a target prefill over ``batch``."""

@@ -18,7 +18,10 @@ from sglang_tetris.core.acceptance import Acceptance
 class TokenHistory:
     """The committed tokens of each request followed by its root token."""
 
-    def __init__(self, num_slots: int, width: int, device: torch.device | str) -> None:
+    def __init__(
+        self, num_slots: int, width: int, vocab_size: int, device: torch.device | str
+    ) -> None:
+        self._vocab_size = vocab_size
         self.token_ids = torch.zeros((num_slots, width), dtype=torch.int64, device=device)
 
     def record_prefill(self, batch: Any, next_token_ids: torch.Tensor) -> None:
@@ -29,6 +32,8 @@ class TokenHistory:
         """
         for slot, req in zip(batch.req_pool_indices.tolist(), batch.reqs, strict=True):
             tokens = torch.from_numpy(np.array(req.get_fill_ids(), dtype=np.int64))
+            # An image stands in a prompt as numbers that no model may embed; any token will do.
+            tokens[tokens >= self._vocab_size] = 0
             self.token_ids[slot, : tokens.shape[0]] = tokens.to(self.token_ids.device)
         self.token_ids[batch.req_pool_indices, batch.seq_lens] = next_token_ids.long()
 

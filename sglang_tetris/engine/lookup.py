@@ -15,10 +15,9 @@ import torch
 from sglang_tetris.core.acceptance import Acceptance
 from sglang_tetris.core.candidates import CandidateTrees
 from sglang_tetris.core.layout import VerifyLayout
-from sglang_tetris.engine.drafting import DraftRequests
+from sglang_tetris.engine.drafting import DraftRequests, Source
 from sglang_tetris.engine.history import TokenHistory
 
-SOURCE = 1
 MAX_MATCH = 8  # longer matches are scored alike
 
 
@@ -55,8 +54,11 @@ class LookupSource:
         self.table = AcceptanceTable(depth)
         self._match_lens = torch.zeros(0, dtype=torch.int64)
 
+    def allocate(self, pools: dict[str, Any]) -> None:
+        """There is nothing to allocate: the history is all that lookup reads."""
+
     def prefill(self, batch: Any, history: TokenHistory) -> None:
-        """The history is all that lookup reads, and it has been written."""
+        """The history has been written."""
 
     def propose(self, requests: DraftRequests) -> CandidateTrees:
         """Return one chain per request that has a match; the others get no candidates."""
@@ -74,7 +76,7 @@ class LookupSource:
             token_ids,
             self.table.logprobs(self._match_lens),
             lens=[min(found, most) for found, most in zip(lens.tolist(), usable, strict=True)],
-            source=SOURCE,
+            source=Source.LOOKUP,
         )
 
     def observe(

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.utils.hf_transformers_utils import get_config
 
 from sglang_tetris.cpu.finder import is_cpu_engine
-from sglang_tetris.engine.algorithm import LM
+from sglang_tetris.engine.algorithm import CPU_BACKEND, LM
 from sglang_tetris.errors import ModelError, UnsupportedError
 
 
@@ -72,6 +73,18 @@ def refuse_options(view: Any) -> None:
             "SGLang has no such kernels on a CPU; leave it out",
         ),
     ]
+    backends = {
+        name: getattr(view, name)
+        for name in ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+    }
+    refused += [
+        (
+            backend not in (None, CPU_BACKEND),
+            f"--{name.replace('_', '-')} {backend}",
+            f"it has no ragged verification; leave it out, or use {CPU_BACKEND}",
+        )
+        for name, backend in backends.items()
+    ]
     for is_given, flag, reason in refused:
         if is_given:
             raise UnsupportedError(f"{flag} does not go together with TETRIS: {reason}")
@@ -91,10 +104,9 @@ def _refuse_foreign_widths(view: Any) -> None:
 def refuse_model(server_args: Any, algorithm: str) -> None:
     """Raise for a target that TETRIS cannot verify or a draft that does not fit it."""
     target = model_config_of(server_args)
-    layer_types = getattr(target.hf_text_config, "layer_types", None) or ()
     kinds = {
         # SGLang's own word for it leaves out the models whose windows it keeps in a full pool.
-        "a sliding-window model": target.is_hybrid_swa or "sliding_attention" in layer_types,
+        "a sliding-window model": target.is_hybrid_swa or _has_windows(target.hf_text_config),
         "a model with multi-dimensional rotary positions": target.model_is_mrope,
         "a hybrid or recurrent model": mambaish_config(target) is not None,
     }
@@ -103,28 +115,50 @@ def refuse_model(server_args: Any, algorithm: str) -> None:
             raise UnsupportedError(
                 f"--model-path {target.model_path} is {kind}; TETRIS serves plain causal attention"
             )
+    if target.dtype not in (torch.bfloat16, torch.float32):
+        raise UnsupportedError(
+            f"--dtype gives {target.dtype} for this model; the CPU engine's attention computes "
+            "with bfloat16 and float32: use --dtype bfloat16"
+        )
     if algorithm == LM:
-        _refuse_draft(target, resolving_view(server_args).speculative_draft_model_path)
+        _refuse_draft(target, resolving_view(server_args))
 
 
-def _refuse_draft(target: Any, draft_path: str) -> None:
-    """Compare vocabularies: a draft that numbers its tokens otherwise drafts nonsense."""
+def _refuse_draft(target: Any, view: Any) -> None:
+    """Compare what must be the same: a draft that numbers its tokens otherwise drafts nonsense."""
+    path = view.speculative_draft_model_path
+    named = f"--speculative-draft-model-path {path}"
     try:
-        draft = get_config(draft_path, trust_remote_code=False)
+        draft = get_config(
+            path,
+            trust_remote_code=view.trust_remote_code,
+            revision=view.speculative_draft_model_revision,
+        ).get_text_config()
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(f"--speculative-draft-model-path {draft_path}: {reason}") from None
+        raise ModelError(f"{named}: {str(error).splitlines()[0]}") from None
+    if _has_windows(draft):
+        raise UnsupportedError(f"{named} is a sliding-window model; TETRIS drafts with plain ones")
     if draft.vocab_size != target.vocab_size:
         raise ModelError(
-            f"--speculative-draft-model-path {draft_path} has a vocabulary of "
-            f"{draft.vocab_size} tokens, the target's has {target.vocab_size}; they must be the same"
+            f"{named} has a vocabulary of {draft.vocab_size} tokens, the target's has "
+            f"{target.vocab_size}; they must be the same"
         )
-    ours, theirs = _token_ids(Path(target.model_path)), _token_ids(Path(draft_path))
+    if draft.max_position_embeddings < target.context_len:
+        raise ModelError(
+            f"{named} reaches {draft.max_position_embeddings} positions and the target "
+            f"{target.context_len}: the draft runs at the target's positions; "
+            f"use --context-length {draft.max_position_embeddings}"
+        )
+    ours, theirs = _token_ids(Path(target.model_path)), _token_ids(Path(path))
     if ours is not None and theirs is not None and ours != theirs:
         raise ModelError(
-            f"--speculative-draft-model-path {draft_path} gives its tokens other ids than the "
-            "target does; the two must share one vocabulary"
+            f"{named} gives its tokens other ids than the target does; "
+            "the two must share one vocabulary"
         )
+
+
+def _has_windows(config: Any) -> bool:
+    return "sliding_attention" in (getattr(config, "layer_types", None) or ())
 
 
 def _token_ids(model: Path) -> dict[str, int] | None:

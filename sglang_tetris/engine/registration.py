@@ -14,9 +14,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang_tetris.cpu.finder import is_cpu_engine
 from sglang_tetris.cpu.products import by_independent_rows
 from sglang_tetris.engine import arguments, compat
-from sglang_tetris.engine.algorithm import ALGORITHMS
-
-CPU_BACKEND = "tetris_cpu"
+from sglang_tetris.engine.algorithm import ALGORITHMS, CPU_BACKEND
 
 
 def register_all() -> None:

@@ -16,11 +16,10 @@ from sglang_tetris.core.candidates import CandidateTrees
 from sglang_tetris.core.capacity import CapacityPolicy, fixed_capacity, per_request_capacity
 from sglang_tetris.core.layout import lay_out
 from sglang_tetris.core.selection import select
-from sglang_tetris.engine import draft_model, lookup
 from sglang_tetris.engine.algorithm import LM
 from sglang_tetris.engine.arguments import settings
 from sglang_tetris.engine.draft_model import DraftModelSource
-from sglang_tetris.engine.drafting import DraftRequests, DraftSource
+from sglang_tetris.engine.drafting import DraftRequests, DraftSource, Source
 from sglang_tetris.engine.history import TokenHistory
 from sglang_tetris.engine.lookup import LookupSource
 from sglang_tetris.engine.relay import TetrisDraftInput
@@ -28,8 +27,6 @@ from sglang_tetris.engine.requests import is_plain_greedy, stop_token_ids, usabl
 from sglang_tetris.engine.telemetry import PhaseTimer, StepLog
 from sglang_tetris.engine.verification import Verifier
 from sglang_tetris.metrics import StepRecord
-
-NUM_SOURCES = max(draft_model.SOURCE, lookup.SOURCE) + 1
 
 
 class TetrisWorker(BaseSpecWorker):
@@ -66,7 +63,7 @@ class TetrisWorker(BaseSpecWorker):
             if config.policy == "fixed"
             else per_request_capacity(config.tokens_per_request)
         )
-        self.calibration = Calibration.identity(NUM_SOURCES, self.depth)
+        self.calibration = Calibration.identity(len(Source), self.depth)
         self.verifier = Verifier(target_worker)
         self._step_log = StepLog(config.step_log) if config.step_log else None
 
@@ -91,23 +88,27 @@ class TetrisWorker(BaseSpecWorker):
     def _decode(self, batch: Any) -> GenerationBatchResult:
         timer = PhaseTimer()
         requests = self._requests(batch)
+        capacity = self.capacity(requests.num_requests)
+        is_greedy = all(is_plain_greedy(req) for req in batch.reqs)
         with timer.phase("draft"):
-            may_draft = all(is_plain_greedy(req) for req in batch.reqs) and any(requests.max_lens)
             trees = (
                 self.source.propose(requests)
-                if may_draft
+                if is_greedy and capacity > 0 and any(requests.max_lens)
                 else CandidateTrees.empty(requests.num_requests)
             )
         with timer.phase("select"):
             scores = score(trees, self.calibration, max_depth=self.depth)
-            capacity = self.capacity(requests.num_requests)
             selected = select(scores, trees, capacity)
             roots = self.history.roots(requests.req_pool_indices, requests.seq_lens)
             layout = lay_out(trees, selected, roots, self.depth)
         with timer.phase("verify"):
             output = self.verifier.verify(requests, layout)
             num_rows = output.next_token_logits.shape[0]
-            sampled = self._sample(requests, output)
+            sampled = (
+                output.next_token_logits.argmax(dim=-1)
+                if is_greedy
+                else self.verifier.sample_roots(requests, output)
+            )
         with timer.phase("commit"):
             acceptance = accept(layout, sampled)
             result = self.verifier.commit(requests, layout, acceptance, output)
@@ -145,12 +146,6 @@ class TetrisWorker(BaseSpecWorker):
             stop_token_ids=[stop_token_ids(req) for req in batch.reqs],
         )
 
-    def _sample(self, requests: DraftRequests, output: Any) -> torch.Tensor:
-        if all(is_plain_greedy(req) for req in requests.batch.reqs):
-            greedy: torch.Tensor = output.next_token_logits.argmax(dim=-1)
-            return greedy
-        return self.verifier.sample_roots(requests, output)
-
     # What SGLang asks of any speculative worker.
 
     def alloc_memory_pool(
@@ -163,13 +158,19 @@ class TetrisWorker(BaseSpecWorker):
         self.req_to_token_pool = req_to_token_pool
         self.token_to_kv_pool_allocator = token_to_kv_pool_allocator
         num_slots, width = req_to_token_pool.req_to_token.shape
-        self.history = TokenHistory(num_slots, width + self.depth + 1, req_to_token_pool.device)
-        if isinstance(self.source, DraftModelSource):
-            self.source.allocate(
-                memory_pool_config=memory_pool_config,
-                req_to_token_pool=req_to_token_pool,
-                token_to_kv_pool_allocator=token_to_kv_pool_allocator,
-            )
+        self.history = TokenHistory(
+            num_slots,
+            width + self.depth + 1,
+            self._target_worker.model_config.vocab_size,
+            req_to_token_pool.device,
+        )
+        self.source.allocate(
+            {
+                "memory_pool_config": memory_pool_config,
+                "req_to_token_pool": req_to_token_pool,
+                "token_to_kv_pool_allocator": token_to_kv_pool_allocator,
+            }
+        )
 
     def init_cuda_graphs(self) -> None:
         """Prepare the draft's runner; its decode graphs would have the wrong width."""
@@ -180,8 +181,8 @@ class TetrisWorker(BaseSpecWorker):
         return () if self._draft_worker is None else (self._draft_worker.model_runner,)
 
     def weight_update_runners(self) -> list[tuple[str, Any]]:
-        """Return the runners that an online weight update of the draft goes to."""
-        return [("draft", runner) for runner in self._draft_model_runners()]
+        """Return none: SGLang would load the target's new weights into the draft as well."""
+        return []
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:

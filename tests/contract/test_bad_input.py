@@ -35,7 +35,7 @@ ROWS = {
     "negative capacity": Row("--tetris-capacity -1", ("--tetris-capacity '-1'", "equal to 0")),
     "capacity no number": Row("--tetris-capacity many", ("--tetris-capacity 'many'", "integer")),
     "no draft tokens": Row("--tetris-draft-tokens 0", ("--tetris-draft-tokens '0'", "equal to 1")),
-    "too many draft tokens": Row("--tetris-draft-tokens 65", ("'65'", "less than or equal to 64")),
+    "too many draft tokens": Row("--tetris-draft-tokens 65", ("'65'", "less than or equal to 7")),
     "more verified than drafted": Row(
         "--tetris-tokens-per-request 5", ("--tetris-tokens-per-request is 5", "--tetris-draft-tok")
     ),
@@ -47,7 +47,9 @@ ROWS = {
     ),
     "unknown name": Row("--tetris-capactiy 3", ("--tetris-capactiy", "known: --tetris-capacity")),
     "abbreviated name": Row("--tetris-cap 3", ("--tetris-cap;", "known: --tetris-capacity")),
-    "step log nowhere": Row("--tetris-step-log {none}/log", ("--tetris-step-log", "no directory")),
+    "step log nowhere": Row(
+        "--tetris-step-log {none}/log", ("--tetris-step-log", "cannot be written")
+    ),
     "config file missing": Row("--tetris-config-file {none}", ("--tetris-config-file", "No such")),
     "config file malformed": Row("--tetris-config-file {broken}", ("broken.json", "not JSON")),
     "config file no object": Row("--tetris-config-file {list}", ("list.json", "one JSON object")),
@@ -67,7 +69,20 @@ ROWS = {
         "--max-total-tokens", ("--max-total-tokens", "expected one argument")
     ),
     "flag with a bad value": Row("--max-total-tokens x", ("--max-total-tokens", "'x'")),
-    "backend without verification": Row("--attention-backend x", ("--attention-backend", "'x'")),
+    "unknown backend": Row("--attention-backend x", ("--attention-backend", "'x'")),
+    "backend without verification": Row(
+        "--attention-backend torch_native", ("--attention-backend torch_native", "tetris_cpu")
+    ),
+    "prefill backend without verification": Row(
+        "--prefill-attention-backend torch_native", ("--prefill-attention-backend torch_native",)
+    ),
+    "capacity under the other policy": Row(
+        "--tetris-capacity 8", ("--tetris-capacity is not read under --tetris-policy per_request",)
+    ),
+    "the name of one kind of draft": Row(
+        "--speculative-algorithm TETRIS_LM", ("--speculative-algorithm TETRIS_LM", "give TETRIS")
+    ),
+    "half precision": Row("--dtype float16", ("--dtype gives torch.float16", "--dtype bfloat16")),
     "port too high": Row("--port 70000", ("--port 70000", "between 1 and 65535")),
     "port no number": Row("--port http", ("--port", "'http'")),
     "port in use": Row("--port {port}", ("--port", "in use", "choose another")),

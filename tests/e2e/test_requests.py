@@ -106,6 +106,22 @@ def test_a_client_that_leaves_frees_its_request(servers: Servers) -> None:
     httpx.post(f"{url}/flush_cache", timeout=60).raise_for_status()  # refused while one runs
 
 
+def test_siblings_of_one_request_are_answered_alike_when_greedy(servers: Servers) -> None:
+    body = {
+        "model": "any",
+        "prompt": COUNTING,
+        "n": 3,
+        "temperature": 0,
+        "max_tokens": 24,
+    }
+
+    url = servers.get("lookup").base_url
+    choices = httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()["choices"]
+
+    assert len(choices) == 3
+    assert len({choice["text"] for choice in choices}) == 1
+
+
 def test_sampled_requests_are_served_and_seldom_alike(servers: Servers) -> None:
     body = {"text": STORY, "sampling_params": {"temperature": 1.0, "max_new_tokens": 24}}
 
@@ -118,17 +134,13 @@ def test_sampled_requests_are_served_and_seldom_alike(servers: Servers) -> None:
 def _all_outcomes(base_url: str, cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return every case's outcome by name, with the states and log-probabilities asked for.
 
-    Those of a prompt are there only as far as it is not cached, hence an empty cache first.
+    Of a prompt's states only the last is compared: the others depend on what was cached.
     """
-    httpx.post(f"{base_url}/flush_cache", timeout=60).raise_for_status()
     replies = generate(base_url, list(cases.values()))
-    more = (
-        "output_top_logprobs",
-        "input_token_logprobs",
-        "output_token_ids_logprobs",
-        "hidden_states",
-    )
-    return {
-        name: (*outcome(reply), [reply["meta_info"].get(key) for key in more])
-        for name, reply in zip(cases, replies, strict=True)
-    }
+    more = ("output_top_logprobs", "input_token_logprobs", "output_token_ids_logprobs")
+    outcomes = {}
+    for name, reply in zip(cases, replies, strict=True):
+        prompt_states, *states = reply["meta_info"].get("hidden_states") or [[None]]
+        extras = [reply["meta_info"].get(key) for key in more]
+        outcomes[name] = (*outcome(reply), extras, prompt_states[-1], states)
+    return outcomes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.generate import generate, greedy, outcome
@@ -31,6 +32,8 @@ def test_retraction_and_chunks_change_no_token(servers: Servers, tmp_path: Path,
     roomy = [outcome(reply) for reply in generate(servers.get("plain").base_url, requests)]
 
     with start(kind, tmp_path, *TINY, environ=RETRACT) as started:
+        info = httpx.get(f"{started.base_url}/server_info", timeout=60).json()
+        assert info["disable_overlap_schedule"] == ("overlap" not in kind)
         replies = generate(started.base_url, requests, delay_s=0.1)
         time.sleep(2)  # at rest: the memory check runs
         log = started.server.log.read_text()
@@ -38,3 +41,22 @@ def test_retraction_and_chunks_change_no_token(servers: Servers, tmp_path: Path,
     assert [outcome(reply) for reply in replies] == roomy
     assert log.count("retracted") >= 1, "nothing was retracted"
     assert "leak" not in log
+
+
+def test_an_answer_runs_into_the_context_limit_on_whole_pages(
+    servers: Servers, tmp_path: Path
+) -> None:
+    """The deepest drafts allowed, at the end of a request's row of the slot table."""
+    requests = [greedy("one, two, three, one, two, three,", 400, ignore_eos=True)] * 2
+    plain = outcome(generate(servers.get("plain").base_url, requests[:1])[0])
+    limits = ("--context-length", "128", "--page-size", "16", "--tetris-draft-tokens", "7")
+
+    with start("lookup", tmp_path, *limits) as started:
+        replies = generate(started.base_url, requests)
+
+    for reply in replies:
+        text, tokens, finish_reason, num_tokens = outcome(reply)
+        assert finish_reason["type"] == "length"
+        assert 100 < num_tokens < 128
+        assert plain[0].startswith(text)
+        assert tokens == plain[1][:num_tokens]

@@ -41,8 +41,24 @@ def test_a_tree_gives_the_same_and_moves_its_kv(answers: Ask, tmp_path: Path) ->
         through_trees = ask(bent.base_url)
 
     assert differences(through_trees, plain) == []
-    # Every accepted draft stood behind a decoy, so each of them was moved.
-    assert sum(step.num_correct_drafts for step in bent.steps()) > 100
+    steps = bent.steps()
+    num_correct = sum(step.num_correct_drafts for step in steps)
+    assert num_correct > 100
+    # Each of them stood behind a decoy that was verified as well, so each was moved.
+    assert num_correct <= sum(step.num_selected for step in steps) / 2
+
+
+def test_a_draft_that_is_the_target_is_always_right(answers: Ask, tmp_path: Path) -> None:
+    """A hole in the draft's KV, or one token off, and it would be wrong somewhere."""
+    plain = answers("plain")[:8]
+
+    with start("self", tmp_path) as twin:
+        drafted = ask(twin.base_url, 8)
+
+    assert differences(drafted, plain) == []
+    steps = twin.steps()
+    assert sum(step.num_selected for step in steps) > 500
+    assert [step for step in steps if step.num_correct_drafts != step.num_selected] == []
 
 
 def test_a_broken_acceptance_rule_is_noticed(answers: Ask, tmp_path: Path) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_tetris.cli.launch import Server, running_server
-from sglang_tetris.metrics import StepRecord
+from sglang_tetris.metrics import StepRecord, read_step_log
 from sglang_tetris.models.demo_target import demo_target
 from tests.support import plugins
 from tests.support.models import truncated_target
@@ -45,7 +44,7 @@ class Started:
         """Return every step that the server has made; it must be idle."""
         if not self.step_log.exists():
             return []
-        return [StepRecord(**json.loads(line)) for line in self.step_log.read_text().splitlines()]
+        return list(read_step_log(self.step_log))
 
 
 class Servers:
@@ -95,9 +94,12 @@ def start(
         "plain": ["--no-speculation"],
         "lookup": ["--tetris-step-log", str(step_log), *LOOKUP],
         "lm": ["--tetris-step-log", str(step_log), *LM],
+        "self": ["--tetris-step-log", str(step_log), *LM],  # the target drafts for itself
     }[source]
     if source == "lm":
         own += ["--speculative-draft-model-path", str(truncated_target(DRAFT_LAYERS))]
+    if source == "self":
+        own += ["--speculative-draft-model-path", str(demo_target())]
     environ = dict(environ or {})
     if plugin:
         environ |= plugins.environ_with(plugin, here)

@@ -24,16 +24,16 @@ def test_without_settings_there_are_the_defaults() -> None:
 
 
 def test_a_flag_goes_before_the_file_and_the_file_before_the_environment(tmp_path: Path) -> None:
-    file = written(tmp_path, {"capacity": 2, "draft_tokens": 12})
+    file = written(tmp_path, {"capacity": 2, "draft_tokens": 6, "policy": "fixed"})
     environ = {
         "SGLANG_TETRIS_CAPACITY": "3",
         "SGLANG_TETRIS_DRAFT_TOKENS": "13",
-        "SGLANG_TETRIS_TOKENS_PER_REQUEST": "7",
+        "SGLANG_TETRIS_SOURCES": "lookup",
     }
 
     config = load({"capacity": "1", CONFIG_FILE: file}, environ)
 
-    assert (config.capacity, config.draft_tokens, config.tokens_per_request) == (1, 12, 7)
+    assert (config.capacity, config.draft_tokens, config.sources) == (1, 6, "lookup")
 
 
 def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
@@ -73,11 +73,11 @@ def test_a_step_log_may_be_new_where_its_directory_exists(tmp_path: Path) -> Non
         ({"capacity": "-1"}, "--tetris-capacity '-1': .* greater than or equal to 0"),
         ({"capacity": "1.5"}, "--tetris-capacity '1.5': .*valid integer"),
         ({"draft_tokens": "0"}, "--tetris-draft-tokens '0': .* greater than or equal to 1"),
-        ({"draft_tokens": "65"}, "--tetris-draft-tokens '65': .* less than or equal to 64"),
+        ({"draft_tokens": "65"}, "--tetris-draft-tokens '65': .* less than or equal to 7"),
         ({"policy": "all"}, "--tetris-policy 'all': .* 'per_request' or 'fixed'"),
         ({"sources": ""}, "--tetris-sources '': .* 'auto', 'lm' or 'lookup'"),
         ({"tokens_per_request": "5"}, "--tetris-tokens-per-request is 5, more than the 4"),
-        ({"step_log": "/nowhere/at/all"}, "--tetris-step-log '/nowhere/at/all': there is no dir"),
+        ({"step_log": "/nowhere/at/all"}, "--tetris-step-log '/nowhere/at/all': cannot be written"),
     ],
 )
 def test_a_wrong_flag_is_named_with_what_is_allowed(flags: dict[str, str], said: str) -> None:
@@ -121,3 +121,14 @@ def test_a_missing_and_a_malformed_file_are_told_apart(tmp_path: Path) -> None:
         load({CONFIG_FILE: str(tmp_path / "missing.json")}, {})
     with pytest.raises(ConfigError, match="malformed.json: not JSON"):
         load({CONFIG_FILE: str(malformed)}, {})
+
+
+def test_a_setting_that_the_policy_does_not_read_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--tetris-tokens-per-request is not read under"):
+        load({"policy": "fixed", "tokens_per_request": "3"}, {})
+
+
+@pytest.mark.parametrize("value", [True, 4.0])
+def test_a_file_holds_whole_numbers_and_text(tmp_path: Path, value: object) -> None:
+    with pytest.raises(ConfigError, match="whole numbers and text"):
+        load({CONFIG_FILE: written(tmp_path, {"draft_tokens": value})}, {})

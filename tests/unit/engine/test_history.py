@@ -14,8 +14,8 @@ from sglang_tetris.engine.history import TokenHistory
 
 
 def test_prefill_writes_the_whole_prefix_and_the_sampled_token() -> None:
-    history = TokenHistory(4, 16, "cpu")
-    texts = [[5, 6, 7], [8, 9]]
+    history = TokenHistory(4, 16, 100, "cpu")
+    texts = [[5, 6, 1_000_007], [8, 9]]  # one holds an image
     batch = SimpleNamespace(
         req_pool_indices=torch.tensor([3, 1]),
         seq_lens=torch.tensor([3, 2]),
@@ -24,13 +24,13 @@ def test_prefill_writes_the_whole_prefix_and_the_sampled_token() -> None:
 
     history.record_prefill(batch, torch.tensor([70, 90], dtype=torch.int32))
 
-    assert history.token_ids[3, :4].tolist() == [5, 6, 7, 70]
+    assert history.token_ids[3, :4].tolist() == [5, 6, 0, 70]
     assert history.token_ids[1, :3].tolist() == [8, 9, 90]
     assert history.roots(batch.req_pool_indices, batch.seq_lens).tolist() == [70, 90]
 
 
 def test_a_step_appends_the_accepted_drafts_and_the_bonus() -> None:
-    history = TokenHistory(2, 16, "cpu")
+    history = TokenHistory(2, 16, 100, "cpu")
     history.token_ids[1, :4] = torch.tensor([5, 6, 7, 70])
     tokens = torch.tensor([[11, 12, 13]])
     trees = CandidateTrees.chains(tokens, torch.zeros(1, 3), lens=[3])

@@ -25,7 +25,7 @@ def requests_for(
     stops: frozenset[int] = frozenset(),
 ) -> DraftRequests:
     """Return requests whose text ends with the root token."""
-    history = TokenHistory(len(texts), 64, "cpu")
+    history = TokenHistory(len(texts), 64, 1000, "cpu")
     for slot, text in enumerate(texts):
         history.token_ids[slot, : len(text)] = torch.tensor(text)
         history.token_ids[slot, len(text) :] = 999  # left from another request; must not be read
