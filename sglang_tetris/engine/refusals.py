@@ -68,6 +68,11 @@ def refuse_options(view: Any) -> None:
             "one selection spans the whole batch; leave it out",
         ),
         (
+            is_cpu and (view.page_size or 1) > 1,
+            f"--page-size {view.page_size}",
+            "SGLang allocates whole pages with Triton kernels, which no CPU runs; use 1",
+        ),
+        (
             is_cpu and view.enable_deterministic_inference,
             "--enable-deterministic-inference",
             "SGLang has no such kernels on a CPU; leave it out",

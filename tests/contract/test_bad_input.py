@@ -82,6 +82,7 @@ ROWS = {
     "the name of one kind of draft": Row(
         "--speculative-algorithm TETRIS_LM", ("--speculative-algorithm TETRIS_LM", "give TETRIS")
     ),
+    "pages": Row("--page-size 16", ("--page-size 16", "Triton", "use 1")),
     "half precision": Row("--dtype float16", ("--dtype gives torch.float16", "--dtype bfloat16")),
     "port too high": Row("--port 70000", ("--port 70000", "between 1 and 65535")),
     "port no number": Row("--port http", ("--port", "'http'")),

@@ -43,13 +43,11 @@ def test_retraction_and_chunks_change_no_token(servers: Servers, tmp_path: Path,
     assert "leak" not in log
 
 
-def test_an_answer_runs_into_the_context_limit_on_whole_pages(
-    servers: Servers, tmp_path: Path
-) -> None:
+def test_an_answer_runs_into_the_context_limit(servers: Servers, tmp_path: Path) -> None:
     """The deepest drafts allowed, at the end of a request's row of the slot table."""
     requests = [greedy("one, two, three, one, two, three,", 400, ignore_eos=True)] * 2
     plain = outcome(generate(servers.get("plain").base_url, requests[:1])[0])
-    limits = ("--context-length", "128", "--page-size", "16", "--tetris-draft-tokens", "7")
+    limits = ("--context-length", "128", "--allow-auto-truncate", "--tetris-draft-tokens", "7")
 
     with start("lookup", tmp_path, *limits) as started:
         replies = generate(started.base_url, requests)

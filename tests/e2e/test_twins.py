@@ -11,7 +11,7 @@ from tests.support.servers import start
 
 pytestmark = [pytest.mark.sglang, pytest.mark.e2e, pytest.mark.timeout(600)]
 
-NUM_CHATS = 16
+NUM_CHATS = 12
 
 
 def ask(base_url: str, count: int = NUM_CHATS) -> list[list[Answer]]:
