@@ -1,6 +1,7 @@
-"""What we lean on in SGLang beyond its registered API, and the one version it is known for.
+"""The one SGLang that we are built for, and the functions of it that we hook, with the reason.
 
-Every hook is here with its reason; ``tests/contract`` checks that each target still exists.
+What SGLang offers for registration is used in ``registration``. ``tests/contract`` checks that
+every hooked function and every name that the package imports from SGLang still exists.
 """
 
 from __future__ import annotations

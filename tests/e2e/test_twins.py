@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.chats import Answer, Ask, conversations, differences, hold
+from tests.support.generate import generate, greedy
 from tests.support.servers import start
 
 pytestmark = [pytest.mark.sglang, pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -54,6 +55,10 @@ def test_a_draft_that_is_the_target_is_always_right(answers: Ask, tmp_path: Path
 
     with start("self", tmp_path) as twin:
         drafted = ask(twin.base_url, 8)
+        # A cached prefix that the draft has no KV of: it was served without drafting.
+        story = "Once upon a time there was a fox who"
+        undrafted = generate(twin.base_url, [greedy(story, 40, repetition_penalty=1.1)])[0]
+        generate(twin.base_url, [greedy(story + undrafted["text"], 40, ignore_eos=True)])
 
     assert differences(drafted, plain) == []
     steps = twin.steps()
