@@ -12,12 +12,12 @@ from tests.support.servers import start
 
 pytestmark = [pytest.mark.sglang, pytest.mark.e2e, pytest.mark.timeout(600)]
 
-NUM_CHATS = 12
+NUM_CHATS = 8
 
 
-def ask(base_url: str, count: int = NUM_CHATS) -> list[list[Answer]]:
+def ask(base_url: str) -> list[list[Answer]]:
     """Hold the first chats as they were held with the plain server."""
-    return hold(base_url, conversations(count), at_once=8, max_tokens=128)
+    return hold(base_url, conversations(NUM_CHATS), at_once=8, max_tokens=128)
 
 
 @pytest.mark.parametrize("source", ["lookup", "lm"])
@@ -51,10 +51,10 @@ def test_a_tree_gives_the_same_and_moves_its_kv(answers: Ask, tmp_path: Path) ->
 
 def test_a_draft_that_is_the_target_is_always_right(answers: Ask, tmp_path: Path) -> None:
     """A hole in the draft's KV, or one token off, and it would be wrong somewhere."""
-    plain = answers("plain")[:8]
+    plain = answers("plain")[:NUM_CHATS]
 
     with start("self", tmp_path) as twin:
-        drafted = ask(twin.base_url, 8)
+        drafted = ask(twin.base_url)
         # A cached prefix that the draft has no KV of: it was served without drafting.
         story = "Once upon a time there was a fox who"
         undrafted = generate(twin.base_url, [greedy(story, 40, repetition_penalty=1.1)])[0]
@@ -67,9 +67,9 @@ def test_a_draft_that_is_the_target_is_always_right(answers: Ask, tmp_path: Path
 
 
 def test_a_broken_acceptance_rule_is_noticed(answers: Ask, tmp_path: Path) -> None:
-    plain = answers("plain")[:8]
+    plain = answers("plain")[:NUM_CHATS]
 
     with start("lookup+broken_acceptance", tmp_path) as bent:
-        broken = ask(bent.base_url, 8)
+        broken = ask(bent.base_url)
 
     assert differences(broken, plain)
