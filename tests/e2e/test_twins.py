@@ -10,24 +10,25 @@ from tests.support.chats import Answer, Ask, conversations, differences, hold
 from tests.support.generate import generate, greedy
 from tests.support.servers import start
 
-pytestmark = [pytest.mark.sglang, pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sglang, pytest.mark.e2e, pytest.mark.timeout(900)]
 
 NUM_CHATS = 8
 
 
-def ask(base_url: str) -> list[list[Answer]]:
+def ask(base_url: str, num_chats: int = NUM_CHATS) -> list[list[Answer]]:
     """Hold the first chats as they were held with the plain server."""
-    return hold(base_url, conversations(NUM_CHATS), at_once=8, max_tokens=128)
+    return hold(base_url, conversations(num_chats), at_once=8, max_tokens=128)
 
 
 @pytest.mark.parametrize("source", ["lookup", "lm"])
+@pytest.mark.parametrize("num_chats", [NUM_CHATS, pytest.param(60, marks=pytest.mark.slow)])
 def test_the_masked_uniform_layout_gives_the_same(
-    answers: Ask, tmp_path: Path, source: str
+    answers: Ask, tmp_path: Path, source: str, num_chats: int
 ) -> None:
-    plain = answers("plain")[:NUM_CHATS]
+    plain = answers("plain")[:num_chats]
 
     with start(f"{source}+masked_layout", tmp_path) as bent:
-        masked = ask(bent.base_url)
+        masked = ask(bent.base_url, num_chats)
 
     assert differences(masked, plain) == []
     steps = bent.steps()
