@@ -22,7 +22,28 @@ FROM_CLI_ARGS = "sglang.srt.server_args.ServerArgs.from_cli_args"
 # AROUND, CPU engine only: few rows take another product kernel than many (cpu/products.py).
 LINEAR_APPLY = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply"
 LM_HEAD = "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head"
-HOOKED = (ADD_CLI_ARGS, FROM_CLI_ARGS, LINEAR_APPLY, LM_HEAD)
+# AROUND: where a request leaves for the scheduler; every one needs a seed (engine/seeds.py).
+SEND_ONE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._send_one_request"
+SEND_BATCH = "sglang.srt.managers.tokenizer_manager.TokenizerManager._send_batch_request"
+# AFTER: a placeholder that SGLang calls for what others add to a batch's parameters: the seeds.
+SAMPLING_INFO = (
+    "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.adjusted_from_schedule_batch"
+)
+# AROUND, CPU engine only: SGLang forgets the penalties of a retracted request, and compiles their
+# application when the first request asks for it (engine/penalties.py).
+UPDATE_PENALTIES = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.update_penalties"
+SCALE = "sglang.srt.sampling.penaltylib.repetition_penalty.apply_scaling_penalties"
+HOOKED = (
+    ADD_CLI_ARGS,
+    FROM_CLI_ARGS,
+    LINEAR_APPLY,
+    LM_HEAD,
+    SEND_ONE,
+    SEND_BATCH,
+    SAMPLING_INFO,
+    UPDATE_PENALTIES,
+    SCALE,
+)
 
 
 def check_version() -> None:

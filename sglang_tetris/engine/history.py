@@ -41,6 +41,15 @@ class TokenHistory:
         """Return each request's root token: the last one emitted, not yet in the KV."""
         return self.token_ids[req_pool_indices, seq_lens]
 
+    def between(
+        self, req_pool_indices: torch.Tensor, starts: torch.Tensor, lens: torch.Tensor
+    ) -> torch.Tensor:
+        """Return each request's tokens from ``starts`` on, [num_requests, longest], -1 beyond."""
+        columns = torch.arange(int(lens.max()), device=lens.device)
+        positions = (starts[:, None] + columns).clamp(max=self.token_ids.shape[1] - 1)
+        tokens = self.token_ids[req_pool_indices[:, None], positions]
+        return torch.where(columns < lens[:, None], tokens, -1)
+
     def record_step(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, acceptance: Acceptance
     ) -> None:

@@ -9,23 +9,31 @@ from sglang.srt.arg_groups.choices import add_attention_backend_choices
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
+from sglang.srt.layers.sampler import register_sampler_backend
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_tetris.cpu.finder import is_cpu_engine
 from sglang_tetris.cpu.products import by_independent_rows
-from sglang_tetris.engine import arguments, compat
+from sglang_tetris.engine import arguments, compat, penalties, sampler, seeds
 from sglang_tetris.engine.algorithm import ALGORITHMS, CPU_BACKEND
 
 
 def register_all() -> None:
-    """Register the algorithms, their flags, and on the CPU engine its attention backend."""
+    """Register the algorithms, their flags, the sampler, and what the CPU engine needs."""
     for name, spec_class in ALGORITHMS.items():
         SpeculativeAlgorithm.register(name, supports_overlap=True, spec_class=spec_class)(_worker)
     compat.hook_after(compat.ADD_CLI_ARGS, arguments.add_flags)
     compat.hook_after(compat.FROM_CLI_ARGS, arguments.keep_flags)
     register_resolution_hook("handle_deprecated_dp_attention")(arguments.refuse_unsupported)
     register_resolution_hook("handle_speculative_decoding")(arguments.resolve)
+    register_sampler_backend(sampler.BACKEND, sampler.TetrisSampler)
+    compat.hook_around(compat.SEND_ONE, _send_with_seed)
+    compat.hook_around(compat.SEND_BATCH, _send_all_with_seeds)
+    compat.hook_after(compat.SAMPLING_INFO, _add_seeds)
     if is_cpu_engine():
+        register_sampler_backend(sampler.CPU_BACKEND, sampler.TetrisSampler)
+        compat.hook_around(compat.UPDATE_PENALTIES, _update_penalties)
+        compat.hook_around(compat.SCALE, _scale)
         register_attention_backend(CPU_BACKEND)(_cpu_backend)
         add_attention_backend_choices([CPU_BACKEND])
         register_resolution_hook("handle_cpu_backends")(_set_cpu_defaults)
@@ -57,6 +65,32 @@ def _set_cpu_defaults(server_args: Any, previous: Any) -> None:
             disable_overlap_schedule=not arguments.may_overlap(config.device),
         )
     previous(server_args)
+
+
+def _send_with_seed(send: Any, manager: Any, request: Any) -> Any:
+    if sampler.serves():
+        seeds.give_seed(request)
+    return send(manager, request)
+
+
+def _send_all_with_seeds(send: Any, manager: Any, requests: list[Any]) -> Any:
+    if sampler.serves():
+        for request in requests:
+            seeds.give_seed(request)
+    return send(manager, requests)
+
+
+def _add_seeds(_: None, sampling_info: Any, batch: Any, vocab_size: int) -> None:
+    if sampler.serves():
+        sampling_info.sampling_seed = seeds.seeds_of(batch.reqs, batch.device)
+
+
+def _update_penalties(_: Any, sampling_info: Any) -> None:
+    penalties.update(sampling_info)
+
+
+def _scale(_: Any, logits: torch.Tensor, scaling_penalties: torch.Tensor) -> None:
+    penalties.scale(logits, scaling_penalties)
 
 
 def _linear_by_independent_rows(

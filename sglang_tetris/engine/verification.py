@@ -6,17 +6,13 @@ import copy
 from typing import Any
 
 import torch
-from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.model_executor.forward_batch_info import (
-    CaptureHiddenMode,
-    ForwardBatch,
-    ForwardMode,
-)
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 
 from sglang_tetris.attention.rows import verify_rows
 from sglang_tetris.core.acceptance import Acceptance
 from sglang_tetris.core.layout import VerifyLayout
+from sglang_tetris.engine import logprobs
 from sglang_tetris.engine.drafting import DraftRequests
 from sglang_tetris.engine.relay import TetrisVerifyInput
 
@@ -53,28 +49,6 @@ class Verifier:
         assert num_rows == layout.num_verify, f"{num_rows} rows for {layout.num_verify} tokens"
         return output
 
-    def sample_roots(self, requests: DraftRequests, logits_output: Any) -> torch.Tensor:
-        """Draw with SGLang's own sampler where a step verified the roots only.
-
-        Penalties, grammar masks and logit processors then see what they see in a plain decode.
-        Log-probabilities that were asked for are left in ``logits_output``.
-        """
-        view = copy.copy(requests.batch)
-        view.forward_mode = ForwardMode.DECODE
-        view.seq_lens = requests.seq_lens + 1  # a decode counts its own token
-        view.seq_lens_cpu = view.seq_lens_sum = view.spec_info = None
-        forward_batch = ForwardBatch.init_new(
-            view,
-            self._runner,
-            capture_hidden_mode=CaptureHiddenMode.NULL,
-            return_hidden_states_before_norm=False,
-        )
-        token_ids: torch.Tensor = self._runner.sample(logits_output, forward_batch)
-        if requests.batch.return_logprob:
-            # A speculative result holds one column per token a request may emit; here one.
-            logits_output.next_token_logprobs = logits_output.next_token_logprobs[:, None]
-        return token_ids
-
     def commit(
         self,
         requests: DraftRequests,
@@ -87,11 +61,8 @@ class Verifier:
         rows = acceptance.accepted_rows.clamp(min=0)  # SGLang reads accept_lens of each request
         if logits_output.hidden_states is not None:
             logits_output.hidden_states = logits_output.hidden_states[rows.flatten()]
-        if requests.batch.return_logprob and logits_output.next_token_logprobs is None:
-            predicted = torch.zeros(layout.num_verify, dtype=torch.int64, device=rows.device)
-            is_real = acceptance.accepted_rows >= 0
-            predicted[rows[is_real]] = acceptance.token_ids[is_real]
-            compute_spec_logprobs(requests.batch, logits_output, predicted, accept_index=rows)
+        if requests.batch.return_logprob:
+            logprobs.fill_in(requests.batch, layout, acceptance, logits_output)
         return GenerationBatchResult(
             logits_output=logits_output,
             next_token_ids=acceptance.token_ids.flatten(),

@@ -23,7 +23,8 @@ from sglang_tetris.engine.drafting import DraftRequests, DraftSource, Source
 from sglang_tetris.engine.history import TokenHistory
 from sglang_tetris.engine.lookup import LookupSource
 from sglang_tetris.engine.relay import TetrisDraftInput
-from sglang_tetris.engine.requests import is_plain_greedy, stop_token_ids, usable_draft_tokens
+from sglang_tetris.engine.requests import stop_token_ids, usable_draft_tokens
+from sglang_tetris.engine.sampling import sample
 from sglang_tetris.engine.telemetry import PhaseTimer, StepLog
 from sglang_tetris.engine.verification import Verifier
 from sglang_tetris.metrics import StepRecord
@@ -89,11 +90,10 @@ class TetrisWorker(BaseSpecWorker):
         timer = PhaseTimer()
         requests = self._requests(batch)
         capacity = self.capacity(requests.num_requests)
-        is_greedy = all(is_plain_greedy(req) for req in batch.reqs)
         with timer.phase("draft"):
             trees = (
                 self.source.propose(requests)
-                if is_greedy and capacity > 0 and any(requests.max_lens)
+                if capacity > 0 and any(requests.max_lens)
                 else CandidateTrees.empty(requests.num_requests)
             )
         with timer.phase("select"):
@@ -104,11 +104,8 @@ class TetrisWorker(BaseSpecWorker):
         with timer.phase("verify"):
             output = self.verifier.verify(requests, layout)
             num_rows = output.next_token_logits.shape[0]
-            sampled = (
-                output.next_token_logits.argmax(dim=-1)
-                if is_greedy
-                else self.verifier.sample_roots(requests, output)
-            )
+        with timer.phase("sample"):
+            sampled = sample(requests, layout, output.next_token_logits)
         with timer.phase("commit"):
             acceptance = accept(layout, sampled)
             result = self.verifier.commit(requests, layout, acceptance, output)
