@@ -29,6 +29,7 @@ CHECKS: tuple[tuple[str, Callable[[], str]], ...] = (
     ("operators", doctor_engine.check_operators),
     ("attention", doctor_engine.check_attention),
     ("matrix products", doctor_engine.check_products),
+    ("sampler", doctor_engine.check_sampler),
     ("demo target", doctor_engine.check_demo_target),
 )
 

@@ -157,3 +157,34 @@ def check_demo_target() -> str:
 def _expect(operator: str, found: object, expected: object) -> None:
     if found != expected:
         raise CheckError(f"sgl_kernel.{operator} gave {found}, not {expected}; {_REPORT}")
+
+
+def check_sampler() -> str:
+    """It is what SGLang will draw with, and draws as its definition says."""
+    import torch
+    from sglang.srt.layers.sampler import _CUSTOM_SAMPLER_FACTORIES
+
+    from sglang_tetris.core import sampling
+    from sglang_tetris.core.noise import uniforms
+    from sglang_tetris.cpu import sampling as cpu_sampling
+    from sglang_tetris.engine import sampler
+
+    for name in (sampler.BACKEND, sampler.CPU_BACKEND):
+        if _CUSTOM_SAMPLER_FACTORIES.get(name) is not sampler.TetrisSampler:
+            raise CheckError(
+                f"SGLang does not draw with ours as {name}; reinstall sglang-tetris with pip"
+            )
+    num_rows = 64
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(num_rows, 1000)
+    filters = sampling.Filters(
+        temperatures=torch.full((num_rows,), 0.8),
+        top_ks=torch.full((num_rows,), 40),
+        top_ps=torch.full((num_rows,), 0.9),
+        min_ps=torch.full((num_rows,), 0.01),
+    )
+    numbers = uniforms(torch.arange(num_rows), torch.arange(num_rows))
+    drawn = cpu_sampling.draw(logits, filters, numbers)
+    if not torch.equal(drawn, sampling.draw(logits, filters, numbers)):
+        raise CheckError("the CPU's draw is not its definition's; please report it")
+    return f"{num_rows} rows drawn as defined"

@@ -31,6 +31,7 @@ SAMPLING_INFO = (
 )
 # AROUND, CPU engine only: SGLang forgets the penalties of a retracted request, and compiles their
 # application when the first request asks for it (engine/penalties.py).
+APPLY_PENALTIES = "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply"
 UPDATE_PENALTIES = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.update_penalties"
 SCALE = "sglang.srt.sampling.penaltylib.repetition_penalty.apply_scaling_penalties"
 HOOKED = (
@@ -41,6 +42,7 @@ HOOKED = (
     SEND_ONE,
     SEND_BATCH,
     SAMPLING_INFO,
+    APPLY_PENALTIES,
     UPDATE_PENALTIES,
     SCALE,
 )

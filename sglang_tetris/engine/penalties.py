@@ -82,19 +82,34 @@ def of_batch(reqs: Sequence[Any]) -> Outputs:
     )
 
 
-def update(sampling_info: Any) -> None:
-    """Prepare a plain forward's penalties (``SamplingBatchInfo.update_penalties``)."""
+def apply(orchestrator: Any, logits: torch.Tensor) -> None:
+    """Penalise a plain forward's logits in place (``BatchedPenalizerOrchestrator.apply``).
+
+    SGLang's own subtracts one kind after the other, in the order of a set.
+    """
+    reqs = orchestrator.batch.reqs
+    assert len(reqs) == logits.shape[0], "one row of logits per request"
+    if any(is_penalised(req.sampling_params) for req in reqs):
+        outputs = of_batch(reqs)
+        logits.add_(additive(reqs, outputs, logits.shape[-1]))
+        factors = scaling(reqs, outputs, logits.shape[-1])
+        if factors is not None:
+            scale(logits, factors)
+
+
+def prepare(sampling_info: Any) -> None:
+    """Do the same in two steps, where SGLang detaches a forward's parameters from its batch
+    (``SamplingBatchInfo.update_penalties``): it will add the first and scale by the second."""
     sampling_info.acc_additive_penalties = sampling_info.acc_scaling_penalties = None
     batch = sampling_info.penalizer_orchestrator.batch
-    reqs = batch.reqs
     is_verify = batch.forward_mode.is_decode() and not batch.spec_algorithm.is_none()
-    if is_verify or not any(is_penalised(req.sampling_params) for req in reqs):
+    if is_verify or not any(is_penalised(req.sampling_params) for req in batch.reqs):
         return  # verification sees to its own rows
-    assert len(reqs) == len(sampling_info), "the batch's requests and its sampling parameters"
-    outputs = of_batch(reqs)
+    assert len(batch.reqs) == len(sampling_info), "one row of parameters per request"
+    outputs = of_batch(batch.reqs)
     vocab_size = sampling_info.vocab_size
-    sampling_info.acc_additive_penalties = additive(reqs, outputs, vocab_size)
-    sampling_info.acc_scaling_penalties = scaling(reqs, outputs, vocab_size)
+    sampling_info.acc_additive_penalties = additive(batch.reqs, outputs, vocab_size)
+    sampling_info.acc_scaling_penalties = scaling(batch.reqs, outputs, vocab_size)
 
 
 def _with_spare(token_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:

@@ -32,6 +32,7 @@ def register_all() -> None:
     compat.hook_after(compat.SAMPLING_INFO, _add_seeds)
     if is_cpu_engine():
         register_sampler_backend(sampler.CPU_BACKEND, sampler.TetrisSampler)
+        compat.hook_around(compat.APPLY_PENALTIES, _apply_penalties)
         compat.hook_around(compat.UPDATE_PENALTIES, _update_penalties)
         compat.hook_around(compat.SCALE, _scale)
         register_attention_backend(CPU_BACKEND)(_cpu_backend)
@@ -85,8 +86,17 @@ def _add_seeds(_: None, sampling_info: Any, batch: Any, vocab_size: int) -> None
         sampling_info.sampling_seed = seeds.seeds_of(batch.reqs, batch.device)
 
 
+def _apply_penalties(
+    apply: Any, orchestrator: Any, logits: torch.Tensor, repeat: int | None = None
+) -> None:
+    if repeat is None:
+        penalties.apply(orchestrator, logits)
+    else:  # the verification of one of SGLang's own algorithms
+        apply(orchestrator, logits, repeat)
+
+
 def _update_penalties(_: Any, sampling_info: Any) -> None:
-    penalties.update(sampling_info)
+    penalties.prepare(sampling_info)
 
 
 def _scale(_: Any, logits: torch.Tensor, scaling_penalties: torch.Tensor) -> None:

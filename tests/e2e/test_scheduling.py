@@ -21,6 +21,14 @@ NEW_TOKENS = 70
 PROMPTS = [
     f"{i}. A long list of animals: cat, dog, cow, horse, " + "ant, bee, " * 8 for i in range(4)
 ]
+# Every other request samples with penalties, which must survive a retraction.
+SAMPLED = {
+    "temperature": 0.8,
+    "top_p": 0.95,
+    "repetition_penalty": 1.1,
+    "frequency_penalty": 0.4,
+    "min_new_tokens": 20,
+}
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "9"}
 # All four need 4 x (about 60 + 70) slots and the room that drafts reserve.
 TINY = ("--max-total-tokens", "450", "--chunked-prefill-size", "32")
@@ -28,7 +36,12 @@ TINY = ("--max-total-tokens", "450", "--chunked-prefill-size", "32")
 
 @pytest.mark.parametrize("kind", ["lookup", "lookup+overlap", "lm", "lm+overlap"])
 def test_retraction_and_chunks_change_no_token(servers: Servers, tmp_path: Path, kind: str) -> None:
-    requests = [greedy(prompt, NEW_TOKENS, ignore_eos=True) for prompt in PROMPTS]
+    requests = [
+        greedy(
+            prompt, NEW_TOKENS, ignore_eos=True, **(SAMPLED | {"sampling_seed": i}) if i % 2 else {}
+        )
+        for i, prompt in enumerate(PROMPTS)
+    ]
     roomy = [outcome(reply) for reply in generate(servers.get("plain").base_url, requests)]
 
     with start(kind, tmp_path, *TINY, environ=RETRACT) as started:

@@ -20,7 +20,12 @@ COMMON = (
     "--max-total-tokens",
     "60000",
     "--enable-cache-report",
+    "--sleep-on-idle",
     "--enable-return-hidden-states",
+    "--enable-custom-logit-processor",
+    "--constrained-json-disable-any-whitespace",
+    "--tool-call-parser",
+    "hermes",
     "--log-level",
     "warning",
 )
