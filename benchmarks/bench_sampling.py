@@ -1,7 +1,7 @@
 """What does drawing tokens cost, and how firm is a draw against rounding?
 
-    python benchmarks/bench_sampling.py
-    python benchmarks/bench_sampling.py --server    # also the share of a real server's steps
+    SGLANG_USE_CPU_ENGINE=1 python benchmarks/bench_sampling.py
+    SGLANG_USE_CPU_ENGINE=1 python benchmarks/bench_sampling.py --server  # and a real server's steps
 
 Compares, interleaved, our draw on a CPU with the torch form of it, with SGLang's own sampler and
 with Gumbel noise per token (what SGLang does with seeds). The second table perturbs logits by up
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import statistics
 import tempfile
@@ -20,8 +19,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The step: draft, score, select, lay out, verify, accept, commit."""
+"""The step: draft, score, select, lay out, verify, sample, accept, commit."""
 
 from __future__ import annotations
 
