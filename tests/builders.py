@@ -1,4 +1,4 @@
-"""Candidate trees for tests: by hand, and seeded forests with ties and other extremes."""
+"""Candidate trees and sampling rows for tests: by hand, and seeded with ties and other extremes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from collections.abc import Sequence
 import torch
 
 from sglang_tetris.core.candidates import NO_SOURCE, CandidateTrees
+from sglang_tetris.core.sampling import Filters
 
 NUM_SOURCES = 3  # of random_trees
 VOCAB = 6  # small, so that draws hit draft tokens often
+TOP_K_ALL = 1 << 30  # SGLang's word for no top-k
 
 
 def tree(
@@ -113,3 +115,49 @@ def _parent_with_room(rng: random.Random, parents: Sequence[int]) -> int:
     return rng.choice(
         [parent for parent in range(-1, len(parents)) if parents.count(parent) < VOCAB]
     )
+
+
+def filters(
+    num_rows: int,
+    *,
+    temperature: float | Sequence[float] = 1.0,
+    top_k: int | Sequence[int] = TOP_K_ALL,
+    top_p: float | Sequence[float] = 1.0,
+    min_p: float | Sequence[float] = 0.0,
+) -> Filters:
+    """Return filters of SGLang's types, the same for every row or one value for each."""
+
+    def column(value: float | Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+        values = value if isinstance(value, Sequence) else [value] * num_rows
+        assert len(values) == num_rows
+        return torch.tensor(values, dtype=dtype)
+
+    return Filters(
+        temperatures=column(temperature, torch.float32),
+        top_ks=column(top_k, torch.int32),
+        top_ps=column(top_p, torch.float32),
+        min_ps=column(min_p, torch.float32),
+    )
+
+
+def random_rows(
+    seed: int, num_rows: int, vocab_size: int
+) -> tuple[torch.Tensor, Filters, torch.Tensor]:
+    """Return seeded logits, filters mixed row by row, and numbers.
+
+    Every other time the logits are quantised, so that many probabilities of a row are equal.
+    """
+    rng = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(num_rows, vocab_size, generator=generator) * rng.choice([0.5, 2.0, 6.0])
+    if seed % 2:
+        logits = logits.mul(2).round().div(2)
+    mixed = filters(
+        num_rows,
+        temperature=[rng.choice([0.3, 0.7, 1.0, 1.0, 1.7]) for _ in range(num_rows)],
+        top_k=[rng.choice([1, 2, 3, 8, 40, TOP_K_ALL, TOP_K_ALL]) for _ in range(num_rows)],
+        top_p=[rng.choice([0.05, 0.5, 0.9, 0.95, 0.999, 1.0, 1.0]) for _ in range(num_rows)],
+        min_p=[rng.choice([0.0, 0.0, 0.0, 0.02, 0.3, 1.0]) for _ in range(num_rows)],
+    )
+    numbers = torch.rand(num_rows, generator=generator, dtype=torch.float64)
+    return logits, mixed, numbers

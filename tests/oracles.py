@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 import torch
 
@@ -160,6 +161,54 @@ def accept(
         rows.append(children[0])
         emitted.append(sampled[children[0]])
     return rows, emitted
+
+
+def splitmix64(state: int, count: int) -> list[int]:
+    """Return the first unsigned outputs of SplitMix64 from a state (OOPSLA 2014, figure 16)."""
+    outputs = []
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        outputs.append(_finalised(state))
+    return outputs
+
+
+def uniform(seed: int, position: int) -> float:
+    """Return output ``position`` of the generator that the finalised seed starts, in [0, 1)."""
+    state = _finalised(seed % 2**64) + position * 0x9E3779B97F4A7C15
+    (output,) = splitmix64(state % 2**64, 1)
+    return (output >> 11) / 2**53
+
+
+def _finalised(bits: int) -> int:
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB % 2**64
+    return bits ^ (bits >> 31)
+
+
+def kept(probs: Sequence[float], *, top_k: int, top_p: float, min_p: float) -> list[int]:
+    """Return the ids of the tokens that a row's filters leave, rising."""
+    falling = sorted(range(len(probs)), key=lambda token_id: (-probs[token_id], token_id))
+    least = Fraction(probs[falling[0]]) * Fraction(min_p)
+    stay = []
+    before = Fraction(0)
+    for rank, token_id in enumerate(falling):
+        prob = Fraction(probs[token_id])
+        if rank < top_k and before <= Fraction(top_p) and prob >= least:
+            stay.append(token_id)
+        before += prob
+    return sorted(stay)
+
+
+def draw(probs: Sequence[float], number: float, *, top_k: int, top_p: float, min_p: float) -> int:
+    """Return the token in which ``number`` falls when what stays is laid side by side by id."""
+    stay = kept(probs, top_k=top_k, top_p=top_p, min_p=min_p)
+    target = Fraction(number) * sum(Fraction(probs[token_id]) for token_id in stay)
+    mass = Fraction(0)
+    for token_id in stay:
+        mass += Fraction(probs[token_id])
+        if mass > target:
+            return token_id
+    raise AssertionError("a number of at least 1, or no mass")
 
 
 def paper_select(logprobs: torch.Tensor, capacity: int) -> torch.Tensor:

@@ -3,9 +3,18 @@
 Sample, then match: the target has drawn one token at every row, each from its own distribution
 given that row's path. The walk follows, from the root, the child that equals the draw, and the
 first draw without such a child is the bonus. Every emitted token is thus the target's own draw
-given the tokens before it; the tree only decides how many draws are looked at. This is exact at
-any temperature as long as the tree does not depend on the draws, and it does not: drafts are
-deterministic given the prefix, so whichever nodes were selected, they were fixed before.
+given the tokens before it; the tree only decides how many draws are looked at.
+
+Exact at any temperature, by induction over the emitted position: after x_1 .. x_t the next token
+is the draw at the row whose path they are, wherever that row is verified, so
+
+    P(x_{t+1} = v | x_1 .. x_t) = P(draw at that row = v) = target(v | x_1 .. x_t).
+
+Which rows exist follows from the prefixes at the start of the step, for drafts, scores and
+selection are deterministic; that the row is reached follows from the numbers of earlier positions,
+which are independent of its own (core/noise). Rows at one position on different paths share a
+number: harmless, since at most one of them is on the path, and the draws of the others are seen
+by nobody. Nor may they be, by what drafts later: the next step draws with these numbers again.
 """
 
 from __future__ import annotations

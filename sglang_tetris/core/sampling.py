@@ -64,10 +64,7 @@ def draw(logits: torch.Tensor, filters: Filters, numbers: torch.Tensor) -> torch
     kept = kept_probs(filters.scale(logits).softmax(dim=-1), filters).double()
     mass = kept.cumsum(dim=-1)
     total = mass[:, -1:]
-    # Rounding may carry the product up to the total, beyond the last token that stays.
-    last = (kept > 0).int().flip(-1).argmax(dim=-1, keepdim=True)
-    last = logits.shape[-1] - 1 - last
-    drawn = torch.searchsorted(mass, numbers[:, None] * total, right=True).minimum(last)
+    drawn = torch.searchsorted(mass, numbers[:, None] * total, right=True)
     takes_largest = filters.is_greedy | ~(total.squeeze(-1) > 0)
     return torch.where(takes_largest, largest(logits), drawn.squeeze(-1))
 
@@ -87,6 +84,8 @@ def kept_probs(probs: torch.Tensor, filters: Filters) -> torch.Tensor:
     before = falling.double().cumsum(dim=-1) - falling.double()
     ranks = torch.arange(probs.shape[-1], device=probs.device)
     stays = ranks < filters.top_ks[:, None]
-    stays &= before <= filters.top_ps.double()[:, None]
+    # The probabilities' own sum is 1 up to rounding only: a top-p of 1 must not look at it.
+    top_ps = torch.where(filters.top_ps < 1, filters.top_ps.double(), torch.inf)
+    stays &= before <= top_ps[:, None]
     stays &= falling >= falling[:, :1] * filters.min_ps[:, None]
     return torch.zeros_like(probs).scatter_(-1, token_ids, torch.where(stays, falling, 0.0))

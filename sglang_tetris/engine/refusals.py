@@ -53,6 +53,11 @@ def refuse_options(view: Any) -> None:
             "selection by the drawn token's probability would bias the text; leave it out",
         ),
         (
+            view.grammar_backend == "outlines",
+            "--grammar-backend outlines",
+            "its grammars cannot step back from a draft; use xgrammar or llguidance",
+        ),
+        (
             view.enable_mixed_chunk,
             "--enable-mixed-chunk",
             "a verify forward is no prefill chunk; leave it out",

@@ -116,6 +116,7 @@ ROWS = {
         "--speculative-use-rejection-sampling", ("--speculative-use-rejection-sampling",)
     ),
     "mixed chunks": Row("--enable-mixed-chunk", ("--enable-mixed-chunk",)),
+    "outlines": Row("--grammar-backend outlines", ("--grammar-backend outlines", "xgrammar")),
     "adaptive widths": Row("--speculative-adaptive", ("--speculative-adaptive", "--tetris-policy")),
     "two batches": Row("--enable-two-batch-overlap", ("--enable-two-batch-overlap",)),
     "deterministic kernels": Row(

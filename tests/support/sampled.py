@@ -10,7 +10,7 @@ from typing import Any
 from tests.support.chats import conversations
 from tests.support.generate import generate, outcome
 
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 12},

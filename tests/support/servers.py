@@ -88,9 +88,13 @@ class Servers:
 
 @contextlib.contextmanager
 def start(
-    kind: str, directory: Path, *args: str, environ: dict[str, str] | None = None
+    kind: str,
+    directory: Path,
+    *args: str,
+    environ: dict[str, str] | None = None,
+    model: Path | None = None,
 ) -> Iterator[Started]:
-    """Run one server; further ``args`` go before its own."""
+    """Run one server of ``model``, by default the demo target; further ``args`` go last."""
     source, _, plugin = kind.partition("+")
     here = directory / kind
     here.mkdir()
@@ -103,13 +107,13 @@ def start(
     }[source]
     if source == "lm":
         own += ["--speculative-draft-model-path", str(truncated_target(DRAFT_LAYERS))]
+    target = str(model or demo_target())
     if source == "self":
-        own += ["--speculative-draft-model-path", str(demo_target())]
+        own += ["--speculative-draft-model-path", target]
     environ = dict(environ or {})
     if plugin:
         environ |= plugins.environ_with(plugin, here)
-    model = ["--model-path", str(demo_target())]
     with running_server(
-        [*model, *COMMON, *own, *args], environ=environ, log=here / "server.log"
+        ["--model-path", target, *COMMON, *own, *args], environ=environ, log=here / "server.log"
     ) as server:
         yield Started(server, step_log)

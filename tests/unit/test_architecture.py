@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "config": {"errors", "pydantic"},
     "metrics": set[str](),
     "core": {"torch"},
-    "cpu": {"torch"},
+    "cpu": {"core", "torch", "numpy", "numba"},
     "attention": {"core", "errors", "torch", "numpy", "numba", "sglang"},
     "engine": {
         "attention", "core", "cpu", "config", "errors", "metrics",

@@ -42,3 +42,29 @@ def test_a_step_appends_the_accepted_drafts_and_the_bonus() -> None:
 
     assert history.token_ids[1, :7].tolist() == [5, 6, 7, 70, 11, 12, 99]
     assert history.roots(slots, seq_lens + acceptance.accept_lens).tolist() == [99]
+
+
+def test_between_returns_each_requests_tokens_from_its_start() -> None:
+    history = TokenHistory(3, 6, 100, "cpu")
+    history.token_ids[:] = torch.arange(18).view(3, 6)
+
+    between = history.between(
+        torch.tensor([2, 0, 1]), torch.tensor([1, 4, 0]), torch.tensor([3, 2, 0])
+    )
+
+    assert between.tolist() == [[13, 14, 15], [4, 5, -1], [-1, -1, -1]]
+
+
+def test_between_may_end_with_the_table() -> None:
+    history = TokenHistory(2, 6, 100, "cpu")
+    history.token_ids[:] = torch.arange(12).view(2, 6)
+
+    between = history.between(torch.tensor([1, 0]), torch.tensor([5, 0]), torch.tensor([1, 6]))
+
+    assert between.tolist() == [[11, -1, -1, -1, -1, -1], [0, 1, 2, 3, 4, 5]]
+
+
+def test_nothing_lies_between_where_nothing_was_answered() -> None:
+    history = TokenHistory(2, 6, 100, "cpu")
+
+    assert history.between(*torch.tensor([[1], [3], [0]])).shape == (1, 0)
