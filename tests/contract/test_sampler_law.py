@@ -15,7 +15,7 @@ import torch
 from sglang_tetris.core.sampling import Filters, kept_probs
 from sglang_tetris.engine import penalties
 from tests.support import chi_square, plain_decode
-from tests.support.requests import Batch, Request, request
+from tests.support.stand_ins import Batch, Request, request
 
 pytestmark = [
     pytest.mark.sglang,

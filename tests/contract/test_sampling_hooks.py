@@ -21,7 +21,7 @@ from sglang_tetris.engine import compat, penalties
 from sglang_tetris.engine.seeds import give_seed
 from tests import builders
 from tests.support import plain_decode
-from tests.support.requests import Batch, request
+from tests.support.stand_ins import Batch, request
 
 pytestmark = [
     pytest.mark.sglang,

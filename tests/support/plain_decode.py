@@ -17,7 +17,7 @@ import torch
 from sglang.srt.runtime_context import get_context, get_parallel
 
 from sglang_tetris.engine.seeds import seeds_of
-from tests.support.requests import Batch, Request
+from tests.support.stand_ins import Batch, Request
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from sglang_tetris.core.acceptance import Acceptance, accept
 from sglang_tetris.core.layout import VerifyLayout, lay_out
 from tests import builders
 from tests.support import plain_decode
-from tests.support.requests import Batch, Request, request
+from tests.support.stand_ins import Batch, Request, request
 
 # What SGLang's modules say of themselves while they are imported.
 pytestmark = pytest.mark.filterwarnings("ignore:Only CUDA", "ignore::DeprecationWarning")

@@ -15,7 +15,7 @@ from sglang.srt.sampling import penaltylib
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_tetris.engine import penalties
-from tests.support.requests import Batch, Request, Tokenizer, request
+from tests.support.stand_ins import Batch, Request, Tokenizer, request
 
 VOCAB = 40
 PENALIZERS = {

@@ -18,7 +18,7 @@ from sglang_tetris.engine.history import TokenHistory
 from tests import builders
 from tests.support import plain_decode
 from tests.support.grammars import Rising, of_regex
-from tests.support.requests import Batch, Request, request
+from tests.support.stand_ins import Batch, Request, request
 
 # What SGLang's modules say of themselves while they are imported.
 pytestmark = pytest.mark.filterwarnings("ignore:Only CUDA", "ignore::DeprecationWarning")
