@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,9 @@ pytestmark = [pytest.mark.sglang, pytest.mark.e2e, pytest.mark.timeout(600)]
 FEW, MANY = 240, 1200  # requests
 NEW_TOKENS = 96
 PROMPT_LEN = 3
-CAPACITY = ("--tetris-capacity", "96")  # of three drafts for each of 48 requests at once
+SELECTED = ("--tetris-capacity", "96")  # of three drafts for each of 48 requests at once
+# What a wrong rule says depends on what was verified, so for one answer in every run: all of it.
+UNSELECTED = ("--tetris-draft-tokens", "1", "--tetris-capacity", "48")
 # More threads would only wait for each other: the model is that small.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 
@@ -40,6 +43,10 @@ class Spoken:
             transforms.chance_of_uniform(self.points),
             transforms.chance_of_independent(self.points),
         )
+
+
+def tiny_server(kind: str, directory: Path, *args: str) -> AbstractContextManager[Started]:
+    return start(kind, directory, *SERVER_ARGS, *args, environ=ONE_THREAD, model=tiny_model())
 
 
 def speak(started: Started, num_requests: int) -> Spoken:
@@ -68,9 +75,7 @@ def speak(started: Started, num_requests: int) -> Spoken:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     """Run a server that drafts with the target itself: right about every second time."""
     directory = tmp_path_factory.mktemp("law")
-    with start(
-        "self", directory, *SERVER_ARGS, *CAPACITY, environ=ONE_THREAD, model=tiny_model()
-    ) as started:
+    with tiny_server("self", directory, *SELECTED) as started:
         yield started
 
 
@@ -98,9 +103,7 @@ def test_each_token_is_independent_of_the_one_before_given_the_prefix(spoken: Sp
 
 @pytest.mark.parametrize("rule", ["accepted_by_draft", "shared_coin", "bonus_of_parent"])
 def test_a_wrong_rule_is_rejected(tmp_path: Path, rule: str) -> None:
-    with start(
-        f"self+{rule}", tmp_path, *SERVER_ARGS, *CAPACITY, environ=ONE_THREAD, model=tiny_model()
-    ) as bent:
+    with tiny_server(f"self+{rule}", tmp_path, *UNSELECTED) as bent:
         spoken = speak(bent, FEW)
 
     assert min(spoken.chances) < REJECTED
