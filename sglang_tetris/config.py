@@ -21,12 +21,16 @@ from pydantic import (
     model_validator,
 )
 
+from sglang_tetris.endpoints import check_endpoint, check_unused
 from sglang_tetris.errors import ConfigError
 
 ENV_PREFIX = "SGLANG_TETRIS_"
 CONFIG_FILE = "config_file"  # names the JSON file: a flag or a variable, never a key of the file
+CONTROL_TOKEN = "SGLANG_TETRIS_CONTROL_TOKEN"  # a secret: in the environment only
 # Variables with our prefix that are not settings of the algorithm.
-OTHER_VARIABLES = frozenset({"SGLANG_TETRIS_CACHE"})
+OTHER_VARIABLES = frozenset({"SGLANG_TETRIS_CACHE", CONTROL_TOKEN})
+# What --tetris-control changes while the server runs; the rest sizes it.
+SWITCHABLE = ("policy", "tokens_per_request", "capacity", "draft_tokens")
 
 
 class TetrisConfig(BaseModel):
@@ -65,7 +69,30 @@ class TetrisConfig(BaseModel):
         description="append the counts of every step to this file, one JSON line a step",
     )
 
-    @field_validator("step_log")
+    step_stream: str | None = Field(
+        default=None,
+        description="publish the counts of every step here: tcp://127.0.0.1:PORT or ipc:///PATH",
+    )
+    trace: Path | None = Field(
+        default=None,
+        description="write the scores and the outcome of every step to this file, for replay; "
+        "no tokens",
+    )
+    control: str | None = Field(
+        default=None,
+        description="accept new settings while serving here: tcp://127.0.0.1:PORT or "
+        f"ipc:///PATH; requests carry the secret in {CONTROL_TOKEN}",
+    )
+
+    @field_validator("step_stream", "control")
+    @classmethod
+    def _stays_on_this_machine(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None:
+            check_endpoint(endpoint)
+            check_unused(endpoint)
+        return endpoint
+
+    @field_validator("step_log", "trace")
     @classmethod
     def _can_be_created(cls, path: Path | None) -> Path | None:
         if path is not None:
@@ -82,6 +109,15 @@ class TetrisConfig(BaseModel):
             raise ValueError(
                 f"{flag_of(unread)} is not read under --tetris-policy {self.policy}; "
                 "leave it out or change the policy"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _endpoints_differ(self) -> TetrisConfig:
+        if self.control is not None and self.control == self.step_stream:
+            raise ValueError(
+                f"--tetris-control and --tetris-step-stream are both {self.control}; "
+                "they need endpoints of their own"
             )
         return self
 
@@ -112,7 +148,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> TetrisConfig:
     in_file = _read_file(Path(path)) if path else {}
 
     try:
-        return TetrisConfig.model_validate({**variables, **in_file, **flags})
+        config = TetrisConfig.model_validate({**variables, **in_file, **flags})
     except ValidationError as error:
         origins = [
             (flags, flag_of),
@@ -120,6 +156,37 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> TetrisConfig:
             (variables, _variable),
         ]
         raise ConfigError(_one_line(error, origins)) from None
+    if config.control is not None and not environ.get(CONTROL_TOKEN):
+        raise ConfigError(
+            f"--tetris-control {config.control} needs a secret that its clients know: "
+            f"set {CONTROL_TOKEN} in the environment"
+        )
+    return config
+
+
+def switched(config: TetrisConfig, wanted: Mapping[str, Any]) -> TetrisConfig:
+    """Return the settings of a running server after a switch; raise ``ConfigError`` in one line.
+
+    ``wanted`` says all that is to hold: what it leaves out of ``SWITCHABLE`` has its default,
+    except ``draft_tokens``: that many which the server was started with, the most it has room for.
+    """
+    if unknown := sorted(wanted.keys() - set(SWITCHABLE)):
+        raise ConfigError(
+            f"{unknown[0]!r} cannot be changed while serving; {_listed(SWITCHABLE)} can"
+        )
+    for name, value in wanted.items():
+        if isinstance(value, (bool, float)):
+            raise ConfigError(f"{name} is {value}; settings are whole numbers and text")
+    try:
+        policy = TetrisConfig.model_validate({"draft_tokens": config.draft_tokens, **wanted})
+    except ValidationError as error:
+        raise ConfigError(_one_line(error, [(wanted, str)])) from None
+    if policy.draft_tokens > config.draft_tokens:
+        raise ConfigError(
+            f"draft_tokens is {policy.draft_tokens}; this server was started with "
+            f"--tetris-draft-tokens {config.draft_tokens}, the most it has room for"
+        )
+    return config.model_copy(update={name: getattr(policy, name) for name in SWITCHABLE})
 
 
 def _read_file(path: Path) -> dict[str, Any]:

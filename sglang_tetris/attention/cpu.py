@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 from sglang_tetris.attention.cpu_kernel import attend, set_num_threads
-from sglang_tetris.attention.rows import Rows, extend_rows, prefix_rows
+from sglang_tetris.attention.rows import Rows, extend_rows, prefix_rows, window_rows
 from sglang_tetris.errors import UnsupportedError
 
 NAME = "tetris_cpu"
@@ -34,12 +34,7 @@ class TetrisCpuBackend(AttentionBackend):
         mode = forward_batch.forward_mode
         if mode.is_target_verify():
             rows = getattr(forward_batch.spec_info, "rows", None)
-            if rows is None:
-                raise UnsupportedError(
-                    f"--attention-backend {NAME} verifies drafts of TETRIS only; "
-                    "use --speculative-algorithm TETRIS"
-                )
-            self.rows = rows
+            self.rows = rows if rows is not None else _masked_rows(forward_batch)
         elif mode.is_decode():
             self.rows = prefix_rows(forward_batch.req_pool_indices, forward_batch.seq_lens)
         else:
@@ -102,6 +97,45 @@ class TetrisCpuBackend(AttentionBackend):
             prefix_rows(first, first + 1),
             1.0,
         )
+
+
+class TetrisCpuDraftSteps:
+    """The attention of SGLang's own draft models: a backend per draft step (draft_utils.py)."""
+
+    def __init__(self, model_runner: Any, topk: int, num_steps: int) -> None:
+        self._req_to_token = model_runner.req_to_token_pool.req_to_token
+        self._topk = topk
+        self._num_steps = num_steps
+        self.attn_backends = [TetrisCpuBackend(model_runner) for _ in range(num_steps - 1)]
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        """Work out the rows of all steps: the prefix, and a branch's own slots up to the step."""
+        requests, lens = forward_batch.req_pool_indices, forward_batch.seq_lens
+        window = lens[:, None] + torch.arange(self._topk * self._num_steps)
+        slots = self._req_to_token[requests[:, None], window]
+        branches = torch.arange(window.shape[1]).view(self._topk, self._num_steps)
+        for last, backend in enumerate(self.attn_backends):
+            attends = torch.zeros((self._topk, window.shape[1]), dtype=torch.bool)
+            attends.scatter_(1, branches[:, : last + 1], True)
+            backend.rows = window_rows(requests, lens, slots, attends.expand(len(lens), -1, -1))
+
+
+def _masked_rows(forward_batch: ForwardBatch) -> Rows:
+    """Return the rows of one of SGLang's own verify inputs, which are equally many per request."""
+    verify_input = forward_batch.spec_info
+    num_requests, width = forward_batch.batch_size, verify_input.draft_token_num
+    mask = verify_input.custom_mask
+    if mask is None or mask.numel() != num_requests * width * width:
+        raise UnsupportedError(
+            f"--attention-backend {NAME} verifies what comes with a tree mask of its own, and "
+            f"{type(verify_input).__name__} does not; use --speculative-algorithm TETRIS"
+        )
+    return window_rows(
+        forward_batch.req_pool_indices,
+        forward_batch.seq_lens,
+        forward_batch.out_cache_loc.view(num_requests, width),
+        mask.view(num_requests, width, width).bool(),
+    )
 
 
 def _check_layer(layer: RadixAttention) -> None:

@@ -58,6 +58,28 @@ def extend_rows(
     return prefix_rows(request, torch.arange(num_tokens, device=lens.device) + shift + 1)
 
 
+def window_rows(
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    slots: torch.Tensor,
+    attends: torch.Tensor,
+) -> Rows:
+    """Return the rows of windows that stand behind the committed prefixes, all equally wide.
+
+    ``slots`` [num_requests, num_slots] are a window's, ``attends`` [num_requests, width, num_slots]
+    says which of them each row sees besides its request's prefix. Waits for the device.
+    """
+    num_requests, width, _ = attends.shape
+    extra_indptr = torch.zeros(num_requests * width + 1, dtype=torch.int64, device=slots.device)
+    torch.cumsum(attends.sum(dim=-1).flatten(), dim=0, out=extra_indptr[1:])
+    return Rows(
+        request=req_pool_indices.long().repeat_interleave(width),
+        prefix_len=seq_lens.long().repeat_interleave(width),
+        extra_indptr=extra_indptr,
+        extra_slots=slots.long()[:, None].expand_as(attends)[attends],
+    )
+
+
 def verify_rows(
     layout: VerifyLayout,
     req_pool_indices: torch.Tensor,

@@ -17,6 +17,7 @@ from sglang_tetris.errors import TetrisError
 _COMMANDS = {
     "serve": "serve a model with SGLang and TETRIS; takes every flag of `sglang serve`",
     "demo": "hold several chats at once, with and without TETRIS, and compare",
+    "bench": "measure several servers with the same chats, in turns; `bench compare` two results",
     "doctor": "check this installation, one line per check",
 }
 _INTERRUPTED = 130  # what a shell reports after Ctrl-C

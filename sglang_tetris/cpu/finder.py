@@ -20,6 +20,7 @@ from types import ModuleType
 
 _MODULE = "sgl_kernel"
 _OPERATORS = Path(__file__).with_name("operators.py")
+_SUBMODULES = {"sgl_kernel.speculative": Path(__file__).with_name("speculation.py")}
 _CPU_OPERATOR = "copy_all_layer_kv_cache_cpu"  # SGLang needs it at start-up
 
 
@@ -47,6 +48,8 @@ class OperatorFinder(MetaPathFinder):
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         """Return the real module if it works on this CPU, else ours."""
+        if fullname in _SUBMODULES and sys.modules[_MODULE].__file__ == str(_OPERATORS):
+            return spec_from_file_location(fullname, _SUBMODULES[fullname])
         if fullname != _MODULE or self._is_trying_real:
             return None
         self._is_trying_real = True
@@ -56,7 +59,7 @@ class OperatorFinder(MetaPathFinder):
             self._is_trying_real = False
         if real is not None:
             return ModuleSpec(_MODULE, _Loaded(real))
-        return spec_from_file_location(_MODULE, _OPERATORS)
+        return spec_from_file_location(_MODULE, _OPERATORS, submodule_search_locations=[])
 
 
 class _Loaded(Loader):

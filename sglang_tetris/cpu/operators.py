@@ -14,6 +14,18 @@ from typing import Any, NoReturn
 
 import torch
 
+from sglang_tetris.cpu.speculation import (
+    assign_draft_cache_locs_contiguous_cpu as assign_draft_cache_locs_contiguous_cpu,
+)
+from sglang_tetris.cpu.speculation import (
+    build_tree_kernel_efficient_cpu as build_tree_kernel_efficient_cpu,
+)
+from sglang_tetris.cpu.speculation import (
+    fill_accept_out_cache_loc_cpu as fill_accept_out_cache_loc_cpu,
+)
+from sglang_tetris.cpu.speculation import fill_bonus_tokens_cpu as fill_bonus_tokens_cpu
+from sglang_tetris.cpu.speculation import verify_tree_greedy_cpu as verify_tree_greedy_cpu
+
 
 def assign_req_to_token_pool_cpu(
     req_pool_indices: torch.Tensor,

@@ -13,7 +13,7 @@ from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
 from sglang_tetris.config import CONFIG_FILE, TetrisConfig, flag_of, load
 from sglang_tetris.engine.algorithm import ALGORITHMS, ALIAS, LM, LOOKUP
-from sglang_tetris.engine.refusals import refuse_model, refuse_options
+from sglang_tetris.engine.refusals import refuse_foreign_algorithm, refuse_model, refuse_options
 from sglang_tetris.errors import ConfigError, UserError
 
 _DEST = "tetris_"  # prefix of our flags in the parsed namespace
@@ -68,14 +68,16 @@ def settings(server_args: Any) -> TetrisConfig:
 
 def refuse_unsupported(server_args: Any, previous: Callable[[Any], None]) -> None:
     """Run as SGLang's first resolution step: refuse options before anything acts on them."""
-    if _is_ours(server_args):
-        view = resolving_view(server_args)
-        with _ExitOnUserError(from_cli=getattr(server_args, _FROM_CLI, False)):
-            if view.speculative_algorithm.upper() != ALIAS:
-                raise ConfigError(
-                    f"--speculative-algorithm {view.speculative_algorithm} is what TETRIS calls "
-                    f"itself; give {ALIAS}, and --tetris-sources for the kind of draft"
-                )
+    view = resolving_view(server_args)
+    with _ExitOnUserError(from_cli=getattr(server_args, _FROM_CLI, False)):
+        if not _is_ours(server_args):
+            refuse_foreign_algorithm(view)
+        elif view.speculative_algorithm.upper() != ALIAS:
+            raise ConfigError(
+                f"--speculative-algorithm {view.speculative_algorithm} is what TETRIS calls "
+                f"itself; give {ALIAS}, and --tetris-sources for the kind of draft"
+            )
+        else:
             refuse_options(view)
     previous(server_args)
 

@@ -34,6 +34,14 @@ SAMPLING_INFO = (
 APPLY_PENALTIES = "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply"
 UPDATE_PENALTIES = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.update_penalties"
 SCALE = "sglang.srt.sampling.penaltylib.repetition_penalty.apply_scaling_penalties"
+# AFTER: where the scheduler chooses what sends its answers; then it has a worker and metrics.
+OUTPUT_STREAMER = "sglang.srt.managers.scheduler.Scheduler.get_output_streamer_class"
+# AROUND: further fields of an answer arrive as lists over tokens; ours are of the whole request.
+UPDATE_META_INFO = "sglang.srt.managers.tokenizer_manager.TokenizerManager.update_request_meta_info"
+# AROUND, CPU engine only: SGLang's own draft models find their attention in a fixed table.
+DRAFT_BACKEND = "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend"
+# AROUND, CPU engine only: SGLang compiles this when the first draft asks for it.
+SELECT_TOP_K = "sglang.srt.speculative.spec_utils._select_top_k_tokens_later"
 HOOKED = (
     ADD_CLI_ARGS,
     FROM_CLI_ARGS,
@@ -45,6 +53,10 @@ HOOKED = (
     APPLY_PENALTIES,
     UPDATE_PENALTIES,
     SCALE,
+    OUTPUT_STREAMER,
+    UPDATE_META_INFO,
+    DRAFT_BACKEND,
+    SELECT_TOP_K,
 )
 
 

@@ -74,7 +74,7 @@ class LookupSource:
         usable = requests.usable_lens(token_ids)
         return CandidateTrees.chains(
             token_ids,
-            self.table.logprobs(self._match_lens),
+            self.table.logprobs(self._match_lens)[:, : requests.depth],
             lens=[min(found, most) for found, most in zip(lens.tolist(), usable, strict=True)],
             source=Source.LOOKUP,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from sglang.srt.utils.hf_transformers_utils import get_config
 from sglang_tetris.cpu.finder import is_cpu_engine
 from sglang_tetris.engine.algorithm import CPU_BACKEND, LM
 from sglang_tetris.errors import ModelError, UnsupportedError
+
+# EAGLE's go the way of STANDALONE, with the same operators. NEXTN is SGLang's alias of EAGLE.
+_FOREIGN_ON_A_CPU = ("NONE", "STANDALONE", "NGRAM", "EAGLE", "EAGLE3", "NEXTN")
 
 
 def refuse_options(view: Any) -> None:
@@ -99,6 +104,25 @@ def refuse_options(view: Any) -> None:
         if is_given:
             raise UnsupportedError(f"{flag} does not go together with TETRIS: {reason}")
     _refuse_foreign_widths(view)
+
+
+def refuse_foreign_algorithm(view: Any) -> None:
+    """Raise for an algorithm of SGLang's own that its CPU engine cannot run with our backend."""
+    if not is_cpu_engine() or view.attention_backend not in (None, CPU_BACKEND):
+        return
+    name = (view.speculative_algorithm or "NONE").upper()
+    if name not in _FOREIGN_ON_A_CPU:
+        raise UnsupportedError(
+            f"--speculative-algorithm {name} does not run on the CPU engine: its kernels are for "
+            "GPUs; use TETRIS, STANDALONE or NGRAM"
+        )
+    if name == "NGRAM":
+        for program in (os.environ.get("CXX", "c++"), "ninja"):  # as tvm_ffi looks for them
+            if shutil.which(program) is None:
+                raise UnsupportedError(
+                    "--speculative-algorithm NGRAM is compiled when it starts, and "
+                    f"{program!r} is not installed; use TETRIS with --tetris-sources lookup"
+                )
 
 
 def _refuse_foreign_widths(view: Any) -> None:

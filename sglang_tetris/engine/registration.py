@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_tetris.cpu.finder import is_cpu_engine
 from sglang_tetris.cpu.products import by_independent_rows
-from sglang_tetris.engine import arguments, compat, penalties, sampler, seeds
-from sglang_tetris.engine.algorithm import ALGORITHMS, CPU_BACKEND
+from sglang_tetris.engine import arguments, compat, penalties, reporting, sampler, seeds
+from sglang_tetris.engine.algorithm import ALGORITHMS, CPU_BACKEND, TetrisAlgorithm
 
 
 def register_all() -> None:
@@ -30,6 +31,8 @@ def register_all() -> None:
     compat.hook_around(compat.SEND_ONE, _send_with_seed)
     compat.hook_around(compat.SEND_BATCH, _send_all_with_seeds)
     compat.hook_after(compat.SAMPLING_INFO, _add_seeds)
+    compat.hook_after(compat.OUTPUT_STREAMER, _connect)
+    compat.hook_around(compat.UPDATE_META_INFO, reporting.update_meta_info)
     if is_cpu_engine():
         register_sampler_backend(sampler.CPU_BACKEND, sampler.TetrisSampler)
         compat.hook_around(compat.APPLY_PENALTIES, _apply_penalties)
@@ -38,6 +41,8 @@ def register_all() -> None:
         register_attention_backend(CPU_BACKEND)(_cpu_backend)
         add_attention_backend_choices([CPU_BACKEND])
         register_resolution_hook("handle_cpu_backends")(_set_cpu_defaults)
+        compat.hook_around(compat.DRAFT_BACKEND, _draft_backend)
+        compat.hook_around(compat.SELECT_TOP_K, _select_top_k)
         compat.hook_around(compat.LINEAR_APPLY, _linear_by_independent_rows)
         compat.hook_around(compat.LM_HEAD, _lm_head_by_independent_rows)
 
@@ -52,6 +57,32 @@ def _cpu_backend(model_runner: Any) -> Any:
     from sglang_tetris.attention.cpu import TetrisCpuBackend  # late: it compiles
 
     return TetrisCpuBackend(model_runner)
+
+
+def _draft_backend(
+    create: Any,
+    factory: Any,
+    backend_name: str,
+    backend_map: dict[str, Any],
+    error_template: str,
+    stamps_children: bool = False,
+) -> Any:
+    """Let a draft model of SGLang's own algorithms attend with our backend."""
+    from sglang_tetris.attention.cpu import TetrisCpuBackend, TetrisCpuDraftSteps  # as above
+
+    def ours() -> tuple[str, Any]:
+        runner = factory.draft_model_runner
+        if not stamps_children:  # no draft steps, but their extension
+            return CPU_BACKEND, TetrisCpuBackend(runner)
+        steps = TetrisCpuDraftSteps(runner, factory.topk, factory.speculative_num_steps)
+        return CPU_BACKEND, steps
+
+    known = backend_map | {CPU_BACKEND: ours}
+    return create(factory, backend_name, known, error_template, stamps_children=stamps_children)
+
+
+def _select_top_k(select: Any, *args: Any) -> Any:
+    return inspect.unwrap(select)(*args)
 
 
 def _set_cpu_defaults(server_args: Any, previous: Any) -> None:
@@ -93,6 +124,11 @@ def _apply_penalties(
         penalties.apply(orchestrator, logits)
     else:  # the verification of one of SGLang's own algorithms
         apply(orchestrator, logits, repeat)
+
+
+def _connect(streamer: type, scheduler: Any) -> type:
+    is_ours = isinstance(scheduler.spec_algorithm, TetrisAlgorithm)
+    return reporting.connect(scheduler, streamer) if is_ours else streamer
 
 
 def _update_penalties(_: Any, sampling_info: Any) -> None:

@@ -13,7 +13,6 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang_tetris.core.acceptance import accept
 from sglang_tetris.core.calibration import Calibration, score
 from sglang_tetris.core.candidates import CandidateTrees
-from sglang_tetris.core.capacity import CapacityPolicy, fixed_capacity, per_request_capacity
 from sglang_tetris.core.layout import lay_out
 from sglang_tetris.core.selection import select
 from sglang_tetris.engine.algorithm import LM
@@ -22,12 +21,14 @@ from sglang_tetris.engine.draft_model import DraftModelSource
 from sglang_tetris.engine.drafting import DraftRequests, DraftSource, Source
 from sglang_tetris.engine.history import TokenHistory
 from sglang_tetris.engine.lookup import LookupSource
+from sglang_tetris.engine.policy import Steering
 from sglang_tetris.engine.relay import TetrisDraftInput
 from sglang_tetris.engine.requests import stop_token_ids, usable_draft_tokens
 from sglang_tetris.engine.sampling import sample
-from sglang_tetris.engine.telemetry import PhaseTimer, StepLog
+from sglang_tetris.engine.stream import recorders_of
+from sglang_tetris.engine.telemetry import PhaseTimer, Telemetry
+from sglang_tetris.engine.tracing import tracer_of
 from sglang_tetris.engine.verification import Verifier
-from sglang_tetris.metrics import StepRecord
 
 
 class TetrisWorker(BaseSpecWorker):
@@ -59,14 +60,10 @@ class TetrisWorker(BaseSpecWorker):
         else:
             self.source = LookupSource(self.depth)
 
-        self.capacity: CapacityPolicy = (
-            fixed_capacity(config.capacity)
-            if config.policy == "fixed"
-            else per_request_capacity(config.tokens_per_request)
-        )
+        self.steering = Steering(config)
         self.calibration = Calibration.identity(len(Source), self.depth)
         self.verifier = Verifier(target_worker)
-        self._step_log = StepLog(config.step_log) if config.step_log else None
+        self.telemetry = Telemetry(recorders_of(config), tracer_of(config, server_args))
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, pp_proxy_tensors: Any = None
@@ -79,17 +76,21 @@ class TetrisWorker(BaseSpecWorker):
         return result
 
     def _prefill(self, batch: Any) -> GenerationBatchResult:
-        result = self._target_worker.forward_batch_generation(batch)
-        self.history.record_prefill(batch, result.next_token_ids)
-        self.source.prefill(batch, self.history)
+        timer = PhaseTimer()
+        with timer.phase("prefill"):
+            result = self._target_worker.forward_batch_generation(batch)
+            self.history.record_prefill(batch, result.next_token_ids)
+            self.source.prefill(batch, self.history)
+        self.telemetry.report_prefill(batch, timer, result.logits_output)
         result.new_seq_lens = batch.seq_lens
         result.next_draft_input = TetrisDraftInput(bonus_tokens=result.next_token_ids)
         return result
 
     def _decode(self, batch: Any) -> GenerationBatchResult:
         timer = PhaseTimer()
-        requests = self._requests(batch)
-        capacity = self.capacity(requests.num_requests)
+        policy = self.steering.policy
+        requests = self._requests(batch, policy.depth)
+        capacity = policy.capacity(requests.num_requests)
         with timer.phase("draft"):
             trees = (
                 self.source.propose(requests)
@@ -97,13 +98,12 @@ class TetrisWorker(BaseSpecWorker):
                 else CandidateTrees.empty(requests.num_requests)
             )
         with timer.phase("select"):
-            scores = score(trees, self.calibration, max_depth=self.depth)
+            scores = score(trees, self.calibration, max_depth=requests.depth)
             selected = select(scores, trees, capacity)
             roots = self.history.roots(requests.req_pool_indices, requests.seq_lens)
-            layout = lay_out(trees, selected, roots, self.depth)
+            layout = lay_out(trees, selected, roots, requests.depth)
         with timer.phase("verify"):
             output = self.verifier.verify(requests, layout)
-            num_rows = output.next_token_logits.shape[0]
         with timer.phase("sample"):
             sampled = sample(requests, layout, output.next_token_logits)
         with timer.phase("commit"):
@@ -113,25 +113,20 @@ class TetrisWorker(BaseSpecWorker):
             self.source.observe(requests, trees, layout, acceptance)
             result.next_draft_input = TetrisDraftInput(bonus_tokens=acceptance.bonus_token_ids)
 
-        if self._step_log is not None:
-            self._step_log.write(
-                StepRecord(
-                    num_requests=requests.num_requests,
-                    num_drafted=trees.num_candidates,
-                    capacity=capacity,
-                    num_selected=layout.num_verify - requests.num_requests,
-                    num_correct_drafts=int(acceptance.num_correct_drafts.sum()),
-                    num_emitted=int(acceptance.accept_lens.sum()),
-                    num_rows=num_rows,
-                    seconds=timer.seconds,
-                )
-            )
+        self.telemetry.report_step(
+            requests,
+            trees=trees,
+            scores=scores,
+            capacity=capacity,
+            layout=layout,
+            acceptance=acceptance,
+            timer=timer,
+            logits_output=output,
+        )
         return result
 
-    def _requests(self, batch: Any) -> DraftRequests:
-        window = batch.seq_lens[:, None] + torch.arange(
-            self.depth + 1, device=batch.seq_lens.device
-        )
+    def _requests(self, batch: Any, depth: int) -> DraftRequests:
+        window = batch.seq_lens[:, None] + torch.arange(depth + 1, device=batch.seq_lens.device)
         req_to_token = batch.req_to_token_pool.req_to_token
         return DraftRequests(
             batch=batch,
@@ -139,7 +134,7 @@ class TetrisWorker(BaseSpecWorker):
             req_pool_indices=batch.req_pool_indices,
             seq_lens=batch.seq_lens,
             windows=req_to_token[batch.req_pool_indices[:, None], window].long(),
-            max_lens=[usable_draft_tokens(req, self.depth) for req in batch.reqs],
+            max_lens=[usable_draft_tokens(req, depth) for req in batch.reqs],
             stop_token_ids=[stop_token_ids(req) for req in batch.reqs],
         )
 

@@ -1,6 +1,6 @@
 """What a user gets wrong is one line that names it, and nothing has been started.
 
-Almost all of it goes through ``sglang-tetris serve`` in processes forked from one that has SGLang
+Almost all of it goes through ``serve`` and ``bench`` in processes forked from one that has SGLang
 imported already; a few command lines are run as a user runs them.
 """
 
@@ -27,6 +27,12 @@ class Row(NamedTuple):
     words: str
     said: tuple[str, ...]
     environ: dict[str, str] = {}
+    command: str = "serve"
+
+
+def bench(words: str, *said: str) -> Row:
+    """Return a mistake in a command line of the benchmark."""
+    return Row(words, said, command="bench")
 
 
 DRAFT = "--speculative-draft-model-path"
@@ -49,6 +55,21 @@ ROWS = {
     "abbreviated name": Row("--tetris-cap 3", ("--tetris-cap;", "known: --tetris-capacity")),
     "step log nowhere": Row(
         "--tetris-step-log {none}/log", ("--tetris-step-log", "cannot be written")
+    ),
+    "trace nowhere": Row("--tetris-trace {none}/trace", ("--tetris-trace", "cannot be written")),
+    "stream for everyone": Row(
+        "--tetris-step-stream tcp://0.0.0.0:5555", ("--tetris-step-stream", "from other machines")
+    ),
+    "stream where another listens": Row(
+        "--tetris-step-stream tcp://127.0.0.1:{port}", ("--tetris-step-stream", "in use")
+    ),
+    "control for everyone": Row(
+        "--tetris-control tcp://*:5555",
+        ("--tetris-control", "use tcp://127.0.0.1:PORT"),
+        {"SGLANG_TETRIS_CONTROL_TOKEN": "secret"},
+    ),
+    "control without a secret": Row(
+        "--tetris-control ipc://{list}", ("--tetris-control", "set SGLANG_TETRIS_CONTROL_TOKEN")
     ),
     "config file missing": Row("--tetris-config-file {none}", ("--tetris-config-file", "No such")),
     "config file malformed": Row("--tetris-config-file {broken}", ("broken.json", "not JSON")),
@@ -84,6 +105,14 @@ ROWS = {
     ),
     "pages": Row("--page-size 16", ("--page-size 16", "Triton", "use 1")),
     "half precision": Row("--dtype float16", ("--dtype gives torch.float16", "--dtype bfloat16")),
+    "an algorithm for GPUs": Row(
+        "--speculative-algorithm DFLASH", ("--speculative-algorithm DFLASH", "use TETRIS")
+    ),
+    "an algorithm to compile": Row(
+        "--speculative-algorithm NGRAM",
+        ("--speculative-algorithm NGRAM", "'no-such-compiler' is not installed"),
+        {"CXX": "no-such-compiler"},
+    ),
     "port too high": Row("--port 70000", ("--port 70000", "between 1 and 65535")),
     "port no number": Row("--port http", ("--port", "'http'")),
     "port in use": Row("--port {port}", ("--port", "in use", "choose another")),
@@ -125,6 +154,28 @@ ROWS = {
     "steps": Row("--speculative-num-steps 3", ("--speculative-num-steps", "--tetris-draft-tokens")),
     "top-k": Row("--speculative-eagle-topk 1", ("--speculative-eagle-topk", "--tetris-draft-tok")),
     "width": Row("--speculative-num-draft-tokens 4", ("--speculative-num-draft-tokens",)),
+    # The benchmark.
+    "unknown arm": bench("--arms none,best", "--arms: unknown arm 'best'", "allowed: none, "),
+    "arm out of range": bench("--arms paper:9+9", "--arms paper:9+9", "less than or equal to 7"),
+    "arm without its draft": bench("--arms lm:fixed:4", "lm needs a draft", "--draft-model-path"),
+    "draft without an arm": bench("--arms none --draft-model-path x", "--draft-model-path: no arm"),
+    "arm twice": bench("--arms none,none", "'none' is named twice"),
+    "arms file missing": bench("--arms-file {none}", "--arms-file", "No such file"),
+    "arms file malformed": bench("--arms-file {broken}", "broken.json: Invalid JSON"),
+    "server that is not there": bench("--arms url:http://127.0.0.1:9", "cannot be reached"),
+    "data missing": bench("--dataset {none}", "--dataset", "No such file"),
+    "data empty": bench("--dataset {nothing}", "--dataset", "no chat"),
+    "data malformed": bench("--dataset {chats}", "chats.json, line 2: turns: must be a list"),
+    "result nowhere": bench("--json {none}/x", "--json", "cannot be written: No such file"),
+    "page nowhere": bench("--html {empty}", "--html", "cannot be written: Is a directory"),
+    "plots nowhere": bench("--plots {broken}", "--plots", "cannot be written: File exists"),
+    "target of no server": bench("--model-path {none}", "--model-path", "no such directory"),
+    "no concurrency": bench("--concurrency 0", "--concurrency: '0': must be a whole number above"),
+    "negative rate": bench("--rate -1", "--rate: '-1': must be a number above 0"),
+    "endless think time": bench("--think-time inf", "--think-time: 'inf': must be a number"),
+    "unknown option": bench("--arm none", "unrecognized arguments: --arm none"),
+    "no result to compare": bench("compare {none} {broken}", "none: No such file"),
+    "another file to compare": bench("compare {list} {broken}", "list.json: no result of"),
 }
 
 
@@ -137,6 +188,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
         "list": "[1]",
         "unknown": '{"capasity": 1}',
         "negative": '{"capacity": -1}',
+        "nothing": "",
+        "chats": '{"turns": ["hello"]}\n{"turns": []}\n',
     }
     for name, content in contents.items():
         (root / f"{name}.json").write_text(content)
@@ -174,7 +227,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 def outcomes(places: dict[str, str]) -> dict[str, dict[str, Any]]:
     """Run all rows."""
     rows = [
-        {"argv": ["serve", *row.words.format(**places).split()], "environ": row.environ}
+        {"argv": [row.command, *row.words.format(**places).split()], "environ": row.environ}
         for row in ROWS.values()
     ]
     return dict(zip(ROWS, forked_cli.outcomes(rows, timeout_s=150), strict=True))

@@ -20,7 +20,9 @@ from sglang_tetris.errors import EngineMismatchError
 pytestmark = [
     pytest.mark.sglang,
     # What SGLang and its dependencies say of themselves while they are imported.
-    pytest.mark.filterwarnings("ignore:Only CUDA", "ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Only CUDA", "ignore:Triton is not supported", "ignore::DeprecationWarning"
+    ),
 ]
 
 PACKAGE = Path(__file__).parents[2] / "sglang_tetris"
@@ -80,6 +82,20 @@ def test_the_hooked_products_take_what_we_pass() -> None:
 
     assert list(linear) == ["self", "layer", "x", "bias"]
     assert list(lm_head)[:3] == ["self", "hidden_states", "lm_head"]
+
+
+def test_an_answer_takes_further_fields() -> None:
+    streamer = compat.resolve(
+        "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+    )
+    update = inspect.signature(compat.resolve(compat.UPDATE_META_INFO)).parameters
+
+    assert streamer.has_additional_customized_info is False
+    assert list(inspect.signature(streamer.build_additional_customized_info).parameters) == [
+        "self",
+        "reqs",
+    ]
+    assert list(update)[1:] == ["meta_info", "state", "customized_info", "index", "finish_reason"]
 
 
 def test_the_methods_that_the_plugin_base_class_lacks() -> None:

@@ -49,7 +49,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ([], "which command? one of serve, demo, doctor"),
+        ([], "which command? one of serve, demo, bench, doctor"),
         (["sevre"], "invalid choice: 'sevre'"),
         (["--verbose"], "unrecognized arguments: --verbose"),
         (["demo", "--chats", "0"], "--chats: invalid choice: 0"),

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from sglang_tetris.config import CONFIG_FILE, TetrisConfig, load
+from sglang_tetris.config import (
+    CONFIG_FILE,
+    CONTROL_TOKEN,
+    SWITCHABLE,
+    TetrisConfig,
+    load,
+    switched,
+)
 from sglang_tetris.errors import ConfigError
 
 
@@ -78,6 +85,15 @@ def test_a_step_log_may_be_new_where_its_directory_exists(tmp_path: Path) -> Non
         ({"sources": ""}, "--tetris-sources '': .* 'auto', 'lm' or 'lookup'"),
         ({"tokens_per_request": "5"}, "--tetris-tokens-per-request is 5, more than the 4"),
         ({"step_log": "/nowhere/at/all"}, "--tetris-step-log '/nowhere/at/all': cannot be written"),
+        ({"trace": "/nowhere/at/all"}, "--tetris-trace '/nowhere/at/all': cannot be written"),
+        ({"step_stream": "tcp://*:1"}, r"--tetris-step-stream 'tcp://\*:1': has no numeric"),
+        ({"step_stream": "tcp://10.0.0.1:1"}, "--tetris-step-stream .*from other machines"),
+        ({"control": "http://127.0.0.1:1"}, "--tetris-control .*neither tcp:// nor ipc://"),
+        ({"control": "ipc:///tmp/one"}, f"--tetris-control .*: set {CONTROL_TOKEN}"),
+        (
+            {"control": "ipc:///tmp/one", "step_stream": "ipc:///tmp/one"},
+            "--tetris-control and --tetris-step-stream are both ipc:///tmp/one",
+        ),
     ],
 )
 def test_a_wrong_flag_is_named_with_what_is_allowed(flags: dict[str, str], said: str) -> None:
@@ -102,7 +118,7 @@ def test_a_wrong_variable_is_named(environ: dict[str, str], said: str) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"width": 4}, "settings.json: unknown setting 'width'; known: capacity, draft_tokens"),
+        ({"width": 4}, "settings.json: unknown setting 'width'; known: capacity, control"),
         ({"config_file": "x"}, "unknown setting 'config_file'"),
         ({"capacity": -1}, "settings.json: capacity -1: .* equal to 0"),
         ([], "settings.json: must hold one JSON object"),
@@ -132,3 +148,22 @@ def test_a_setting_that_the_policy_does_not_read_is_refused() -> None:
 def test_a_file_holds_whole_numbers_and_text(tmp_path: Path, value: object) -> None:
     with pytest.raises(ConfigError, match="whole numbers and text"):
         load({CONFIG_FILE: written(tmp_path, {"draft_tokens": value})}, {})
+
+
+@pytest.mark.parametrize("token", [{}, {CONTROL_TOKEN: ""}])
+def test_control_needs_a_secret(token: dict[str, str]) -> None:
+    endpoint = {"control": "ipc:///tmp/one"}
+
+    assert load(endpoint, {CONTROL_TOKEN: "secret"}).control == "ipc:///tmp/one"
+    with pytest.raises(ConfigError, match=f"needs a secret .*{CONTROL_TOKEN}"):
+        load(endpoint, token)
+
+
+def test_a_switch_leaves_what_sizes_the_server() -> None:
+    started = TetrisConfig(policy="fixed", capacity=3, draft_tokens=6, sources="lookup")
+
+    later = switched(started, {"tokens_per_request": 1})
+
+    assert (later.policy, later.tokens_per_request, later.draft_tokens) == ("per_request", 1, 6)
+    kept = TetrisConfig.model_fields.keys() - set(SWITCHABLE)
+    assert all(getattr(later, name) == getattr(started, name) for name in kept)

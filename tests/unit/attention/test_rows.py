@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_tetris.attention.rows import Rows, extend_rows, verify_rows
+from sglang_tetris.attention.rows import Rows, extend_rows, verify_rows, window_rows
 from sglang_tetris.core.layout import lay_out
 from sglang_tetris.core.selection import select
 from tests.builders import random_trees
@@ -46,3 +46,19 @@ def test_a_verify_row_attends_to_the_slots_of_its_ancestors_and_its_own() -> Non
         assert extra_of(rows) == expected
         assert rows.prefix_len.tolist() == seq_lens[layout.requests].tolist()
         assert rows.request.tolist() == requests[layout.requests].tolist()
+
+
+def test_a_window_row_attends_to_the_slots_its_mask_names() -> None:
+    slots = torch.tensor([[50, 51, 52], [60, 61, 62]])
+    attends = torch.tensor(
+        [
+            [[True, False, False], [True, False, True]],
+            [[False, True, False], [True, True, True]],
+        ]
+    )
+
+    rows = window_rows(torch.tensor([4, 2]), torch.tensor([10, 7]), slots, attends)
+
+    assert rows.request.tolist() == [4, 4, 2, 2]
+    assert rows.prefix_len.tolist() == [10, 10, 7, 7]
+    assert extra_of(rows) == [[50], [50, 52], [61], [60, 61, 62]]

@@ -1,0 +1,1 @@
+"""The benchmark's client: chats held with several servers, and what came of it. Knows no SGLang."""
