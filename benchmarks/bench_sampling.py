@@ -4,7 +4,7 @@
     SGLANG_USE_CPU_ENGINE=1 python benchmarks/bench_sampling.py --server  # and a real server's steps
 
 Compares, interleaved, our draw on a CPU with the torch form of it, with SGLang's own sampler and
-with Gumbel noise per token (what SGLang does with seeds). The second table perturbs logits by up
+with Gumbel noise per token (what SGLang does where it honours seeds). The second table perturbs logits by up
 to one bfloat16 step and counts the draws that change. The last line on stdout is one JSON object.
 """
 
@@ -77,7 +77,6 @@ def main() -> None:
 def draws() -> dict[str, Draw]:
     """Return the ways to draw, by name."""
     from sglang.srt.layers.sampler import (  # late: it loads the engine
-        multinomial_with_seed,
         top_k_top_p_min_p_sampling_from_probs_torch,
     )
 
@@ -95,11 +94,9 @@ def draws() -> dict[str, Draw]:
 
     def gumbel(logits: torch.Tensor, filters: Filters, numbers: torch.Tensor) -> torch.Tensor:
         kept = sampling.kept_probs(filters.scale(logits).softmax(dim=-1), filters)
-        seeds = (numbers * 2**53).long()
-        drawn: torch.Tensor = multinomial_with_seed(
-            kept.double().log(), seeds, torch.zeros_like(seeds)
-        )
-        return drawn.squeeze(-1)
+        seeds = (numbers * 2**53).long()[:, None].expand_as(kept)
+        noise = uniforms(seeds, torch.arange(kept.shape[1])).log_().neg_().log_().neg_()
+        return (kept.double().log() + noise).argmax(dim=-1)
 
     return {
         "ours": cpu_sampling.draw,

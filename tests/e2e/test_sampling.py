@@ -148,12 +148,12 @@ def test_constrained_answers_parse_and_are_the_plain_servers(
 
 
 def test_a_tool_call_is_the_plain_servers_and_parses(servers: Servers) -> None:
-    tool = {"type": "function", "function": {"name": "save_person", "parameters": SCHEMA}}
+    function = {"name": "save_person", "strict": True, "parameters": SCHEMA}
     body = _chat("Save a person named Ada, 36 years old.") | {
-        "tools": [tool],
+        "tools": [{"type": "function", "function": function}],
         "tool_choice": "required",
         "temperature": 1.0,
-        "max_tokens": 200,
+        "max_tokens": 120,
     }
 
     def calls(kind: str) -> list[Any]:
