@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sglang_tetris.config import CONTROL_TOKEN
+from sglang_tetris.control import switch
 from tests.support.chats import Answer, Ask, conversations, differences, hold
 from tests.support.generate import generate, greedy
 from tests.support.servers import start
@@ -54,11 +56,16 @@ def test_a_draft_that_is_the_target_is_always_right(answers: Ask, tmp_path: Path
     """A hole in the draft's KV, or one token off, and it would be wrong somewhere."""
     plain = answers("plain")[:NUM_CHATS]
 
-    with start("self", tmp_path) as twin:
+    endpoint = f"ipc://{tmp_path}/control"
+    with start(
+        "self", tmp_path, "--tetris-control", endpoint, environ={CONTROL_TOKEN: "secret"}
+    ) as twin:
         drafted = ask(twin.base_url)
         # A cached prefix that the draft has no KV of: it was served without drafting.
         story = "Once upon a time there was a fox who"
-        undrafted = generate(twin.base_url, [greedy(story, 40, repetition_penalty=1.1)])[0]
+        switch(endpoint, "secret", {"policy": "fixed", "capacity": 0})
+        undrafted = generate(twin.base_url, [greedy(story, 40, ignore_eos=True)])[0]
+        switch(endpoint, "secret", {"policy": "fixed", "capacity": 8})
         generate(twin.base_url, [greedy(story + undrafted["text"], 40, ignore_eos=True)])
 
     assert differences(drafted, plain) == []
