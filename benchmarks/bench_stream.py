@@ -3,9 +3,9 @@
     python benchmarks/bench_stream.py
     python benchmarks/bench_stream.py --rounds 12 --concurrency 8 --tokens 128
 
-Two servers of the demo target, of which one publishes; the idle one sleeps. Each round runs the same greedy requests
-with no stream, with a stream that nobody reads, and with a subscriber that never takes a message. Ratios are taken within a round.
-The last line on stdout is one JSON object.
+Two servers of the demo target, of which one publishes; the idle one sleeps. Each round runs the
+same greedy requests with no stream, with a stream that nobody reads, and with a subscriber that
+never takes a message. Ratios are taken within a round. The last line on stdout is one JSON object.
 """
 
 from __future__ import annotations
