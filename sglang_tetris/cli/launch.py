@@ -24,7 +24,6 @@ import httpx
 from sglang_tetris.errors import TetrisError, UserError
 
 SERVE = (sys.executable, "-m", "sglang_tetris.cli.main", "serve")
-_SERVE = (sys.executable, "-m", "sglang_tetris.cli.main", "serve")
 _HOST = "127.0.0.1"
 _TAIL_LINES = 20  # of the log, shown when a server fails
 _POLL_S = 0.2

@@ -131,8 +131,13 @@ def _connect(streamer: type, scheduler: Any) -> type:
     return reporting.connect(scheduler, streamer) if is_ours else streamer
 
 
-def _update_penalties(_: Any, sampling_info: Any) -> None:
-    penalties.prepare(sampling_info)
+def _update_penalties(update: Any, sampling_info: Any) -> None:
+    batch = sampling_info.penalizer_orchestrator.batch
+    is_verify = batch.forward_mode.is_decode() and not batch.spec_algorithm.is_none()
+    if is_verify and not isinstance(batch.spec_algorithm, TetrisAlgorithm):
+        update(sampling_info)  # one of SGLang's own algorithms verifies with SGLang's penalties
+    else:
+        penalties.prepare(sampling_info)
 
 
 def _scale(_: Any, logits: torch.Tensor, scaling_penalties: torch.Tensor) -> None:

@@ -245,6 +245,25 @@ def test_sglang_forgets_the_penalties_of_a_retracted_request() -> None:
     assert info.acc_additive_penalties.nonzero().tolist() == [[0, 4]]
 
 
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_only_our_verification_leaves_the_batchs_penalties_to_its_rows(is_ours: bool) -> None:
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from sglang_tetris.engine.algorithm import TetrisLookupAlgorithm
+    from sglang_tetris.engine.registration import _update_penalties
+
+    with plain_decode.engine():
+        batch = Batch(reqs=[request(output=[4, 4], frequency_penalty=1.0)])
+        ours = TetrisLookupAlgorithm.__new__(TetrisLookupAlgorithm)
+        batch.spec_algorithm = ours if is_ours else SpeculativeAlgorithm.STANDALONE
+        info = plain_decode.sampling_info(batch, VOCAB)
+        seen: list[Any] = []
+
+        _update_penalties(seen.append, info)
+
+    assert seen == ([] if is_ours else [info])
+
+
 def test_penalties_are_prepared_for_each_forward_and_nowhere_else() -> None:
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 

@@ -89,10 +89,10 @@ def test_a_step_log_may_be_new_where_its_directory_exists(tmp_path: Path) -> Non
         ({"step_stream": "tcp://*:1"}, r"--tetris-step-stream 'tcp://\*:1': has no numeric"),
         ({"step_stream": "tcp://10.0.0.1:1"}, "--tetris-step-stream .*from other machines"),
         ({"control": "http://127.0.0.1:1"}, "--tetris-control .*neither tcp:// nor ipc://"),
-        ({"control": "ipc:///tmp/one"}, f"--tetris-control .*: set {CONTROL_TOKEN}"),
+        ({"control": "tcp://127.0.0.1:5555"}, f"--tetris-control .*: set {CONTROL_TOKEN}"),
         (
-            {"control": "ipc:///tmp/one", "step_stream": "ipc:///tmp/one"},
-            "--tetris-control and --tetris-step-stream are both ipc:///tmp/one",
+            {"control": "tcp://127.0.0.1:5555", "step_stream": "tcp://127.0.0.1:5555"},
+            "--tetris-control and --tetris-step-stream are both tcp://127.0.0.1:5555",
         ),
     ],
 )
@@ -152,9 +152,9 @@ def test_a_file_holds_whole_numbers_and_text(tmp_path: Path, value: object) -> N
 
 @pytest.mark.parametrize("token", [{}, {CONTROL_TOKEN: ""}])
 def test_control_needs_a_secret(token: dict[str, str]) -> None:
-    endpoint = {"control": "ipc:///tmp/one"}
+    endpoint = {"control": "tcp://127.0.0.1:5555"}
 
-    assert load(endpoint, {CONTROL_TOKEN: "secret"}).control == "ipc:///tmp/one"
+    assert load(endpoint, {CONTROL_TOKEN: "secret"}).control == "tcp://127.0.0.1:5555"
     with pytest.raises(ConfigError, match=f"needs a secret .*{CONTROL_TOKEN}"):
         load(endpoint, token)
 

@@ -86,7 +86,7 @@ def test_a_later_switch_may_go_back_to_the_depth_of_the_start(started: Started) 
         (TOKEN, {"draft_tokens": 6}, "draft_tokens is 6; .*started with --tetris-draft-tokens 5"),
         (TOKEN, {"draft_tokens": 0}, "draft_tokens 0: .*equal to 1"),
         (TOKEN, {"sources": "lm"}, "'sources' cannot be changed while serving; capacity, draft"),
-        (TOKEN, {"step_log": "/tmp/x"}, "'step_log' cannot be changed"),
+        (TOKEN, {"step_log": "steps.jsonl"}, "'step_log' cannot be changed"),
         (TOKEN, {"capacity": 1}, "not read under"),
         (TOKEN, {"tokens_per_request": 3, "draft_tokens": 2}, "is 3, more than the 2"),
     ],
