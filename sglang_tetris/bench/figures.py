@@ -113,7 +113,7 @@ def _over_time(
 ) -> Figure:
     return Figure(
         name=f"{what}-{slug}",
-        title=f"{what} over time, first repeat, {where}",
+        title=f"{what} over time, first lap, {where}",
         x_label="seconds",
         y_label=f"{what} per step",
         kind="lines",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from html import escape
 
@@ -17,8 +18,8 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto
 table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
 caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 th, td { padding: .2rem .7rem; border-bottom: 1px solid #ddd; text-align: right; }
-.text { text-align: left; }
-td { white-space: pre-wrap; font-variant-numeric: tabular-nums; }
+td { white-space: pre; font-variant-numeric: tabular-nums; }
+.text { text-align: left; white-space: pre-wrap; overflow-wrap: anywhere; min-width: 9rem; }
 svg { max-width: 100%; height: auto; }
 figure { margin: 1.5rem 0; }
 """
@@ -49,7 +50,7 @@ def _about(result: BenchResult) -> TextTable:
     environment, workload, protocol = result.environment, result.workload, result.protocol
     dirty = " with changes" if environment.is_git_dirty else ""
     rows = (
-        ("command", " ".join(environment.argv)),
+        ("command", shlex.join(environment.argv)),
         ("commit", f"{environment.git_sha or '-'}{dirty}"),
         ("machine", f"{environment.cpu}, {environment.threads} threads, {environment.platform}"),
         ("versions", ", ".join(f"{name} {v}" for name, v in environment.packages.items())),
@@ -81,5 +82,5 @@ def _figure(figure: Figure) -> str:
 
 
 def _data(name: str, content: object) -> str:
-    text = json.dumps(content).replace("</", "<\\/")  # would end the element
+    text = json.dumps(content).replace("<", "\\u003c")  # a tag or comment could end the element
     return f'<script type="application/json" id="{name}">{text}</script>'

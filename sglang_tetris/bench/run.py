@@ -1,16 +1,18 @@
 """A run: every arm under every load, repeat by repeat, so that a machine's drift hits all alike.
 
-Within a repeat the arms follow one another under the same load, in an order that rotates from
-repeat to repeat. Where there are more servers than may be alive, groups of them take turns, and
-the groups go forth and back.
+A machine that others share changes its speed within seconds. So a repeat is held in short segments:
+the chats are cut into parts, all arms hold one part in turns before any goes on to the next, and
+who begins rotates. A workload that is too small to be cut is held again, lap by lap. Where there
+are more servers than may be alive, groups of them take turns, and the groups go forth and back.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, pairwise
 from typing import Any, Protocol
 
 import httpx
@@ -25,6 +27,7 @@ from sglang_tetris.metrics import StepRecord
 
 _WARM_UP_TOKENS = 16
 _WARM_UP_TURNS = 2
+_LEAST_ROUNDS = 4  # chats of a part for each held at once, or a part would be mostly its own end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,25 +42,41 @@ class Plan:
     temperature: float
     timeout_s: float
     repeats: int
+    segments: int  # that an arm's repeat under one load is held in, if there are chats or time
+    enough_s: float  # no further lap in a repeat once every arm was measured for so long
     num_warm_up_chats: int
     servers_at_once: int
 
     @property
-    def num_segments(self) -> int:
+    def num_measurements(self) -> int:
         return self.repeats * len(self.loads) * len(self.arms)
 
     @property
     def num_turns(self) -> int:
         return sum(len(chat.turns) for chat in self.chats)
 
+    def parts(self, load: Load) -> list[tuple[Chat, ...]]:
+        """Return the chats in the parts that one segment each holds.
+
+        An open loop is not cut: it would begin anew with every part.
+        """
+        if load.concurrency is None:
+            return [self.chats]
+        least = load.concurrency * (_LEAST_ROUNDS if load.concurrency > 1 else 1)
+        num = max(1, min(self.segments, len(self.chats) // least))
+        bounds = [len(self.chats) * index // num for index in range(num + 1)]
+        return [self.chats[low:high] for low, high in pairwise(bounds)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One arm under one load in one repeat, measured."""
+    """One arm under one load with one part of the chats, measured once."""
 
     arm: str
     load: Load
     repeat: int
+    lap: int  # of the repeat, from 0
+    part: int  # of the chats, from 0
     turns: tuple[Turn, ...]
     steps: tuple[StepRecord, ...]  # empty where the server has no step log
 
@@ -74,7 +93,10 @@ class Segment:
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """What has been measured so far: it is filled while the run goes on, and survives it."""
+    """What has been measured so far: it is filled while the run goes on, and survives it.
+
+    An arm's laps are complete, so that all its repeats asked the same.
+    """
 
     segments: list[Segment] = field(default_factory=list)
     failures: dict[str, TetrisError] = field(default_factory=dict)  # by arm
@@ -87,14 +109,15 @@ class Watcher(Protocol):
     """Is told how the run goes."""
 
     def servers_start(self, num_servers: int) -> None: ...
-    def segment_starts(self, arm: str, load: Load, repeat: int) -> None: ...
+    def segment_starts(self, arm: str, load: Load, repeat: int, num_turns: int) -> None: ...
     def turn_ends(self) -> None: ...
-    def segment_ends(self, segment: Segment) -> None: ...
+    def repeat_ends(self, segments: Sequence[Segment]) -> None: ...
     def arm_fails(self, arm: str, error: TetrisError) -> None: ...
 
 
 def run(plan: Plan, fleet: Fleet[Any], findings: Findings, watcher: Watcher) -> None:
     """Measure everything in ``plan`` into ``findings``. An arm that fails is left out from then on."""
+    running = _Run(plan, fleet, findings, watcher)
     groups = _groups(plan.arms, plan.servers_at_once)
     for repeat in range(plan.repeats):
         for group in groups if repeat % 2 == 0 else reversed(groups):
@@ -102,18 +125,8 @@ def run(plan: Plan, fleet: Fleet[Any], findings: Findings, watcher: Watcher) -> 
             specs = list(dict.fromkeys(arm.server for arm in arms))
             watcher.servers_start(len(specs))
             fleet.start(specs)
-            for load, arm in _order(plan, arms, repeat):
-                if arm.name in findings.failures:
-                    continue
-                watcher.segment_starts(arm.name, load, repeat)
-                try:
-                    segment = _segment(plan, fleet, findings, arm, load, repeat, watcher)
-                except TetrisError as error:
-                    findings.failures[arm.name] = error
-                    watcher.arm_fails(arm.name, error)
-                    continue
-                findings.segments.append(segment)
-                watcher.segment_ends(segment)
+            for load in plan.loads:
+                running.repeat(repeat, load, arms)
 
 
 def _groups(arms: Sequence[Arm], servers_at_once: int) -> list[list[Arm]]:
@@ -128,56 +141,108 @@ def _groups(arms: Sequence[Arm], servers_at_once: int) -> list[list[Arm]]:
     return groups
 
 
-def _order(plan: Plan, arms: Sequence[Arm], repeat: int) -> Iterator[tuple[Load, Arm]]:
-    """Yield every load with every arm: shuffled once for each load, then rotated by the repeat."""
-    for index, load in enumerate(plan.loads):
-        shuffled = list(arms)
-        random.Random(f"{plan.manner.seed}/{index}").shuffle(shuffled)
-        shift = repeat % max(1, len(shuffled))
-        for arm in shuffled[shift:] + shuffled[:shift]:
-            yield load, arm
+def _order(plan: Plan, arms: Sequence[Arm], load: Load, turn: int) -> list[Arm]:
+    """Return the arms as shuffled once for each load, rotated by the turn."""
+    order = list(arms)
+    random.Random(f"{plan.manner.seed}/{plan.loads.index(load)}").shuffle(order)
+    shift = turn % max(1, len(order))
+    return order[shift:] + order[:shift]
 
 
-def _segment(
-    plan: Plan,
-    fleet: Fleet[Any],
-    findings: Findings,
-    arm: Arm,
-    load: Load,
-    repeat: int,
-    watcher: Watcher,
-) -> Segment:
-    endpoint = fleet.get(arm)
-    findings.model = findings.model or endpoint.model
-    findings.device = findings.device or endpoint.device
-    findings.dtype = findings.dtype or endpoint.dtype
-    request = Ask(
-        model=endpoint.model,
-        max_tokens=plan.max_tokens,
-        temperature=plan.temperature,
-        timeout_s=plan.timeout_s,
-        is_sglang=endpoint.is_sglang,
-    )
-    try:
-        if arm.name not in endpoint.warmed_up:
-            _warm_up(plan, endpoint, request)
-            endpoint.warmed_up.add(arm.name)
-        endpoint.empty_cache()
-    except httpx.HTTPError as error:
-        fleet.check_alive(arm)
-        raise TetrisError(f"{endpoint.base_url} does not answer: {error!r}") from None
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What all measurements of a run share."""
 
-    if endpoint.step_log is not None:
-        endpoint.step_log.skip()
-    start_s = time.time()
-    turns = hold_chats(
-        endpoint.base_url, plan.chats, load, request, plan.manner, on_turn=watcher.turn_ends
-    )
-    fleet.check_alive(arm)
-    if not any(turn.reply.num_output_tokens for turn in turns):
-        raise TetrisError(f"no request was answered; the first: {turns[0].reply.error}")
-    steps = [] if endpoint.step_log is None else endpoint.step_log.take(since_s=start_s)
-    return Segment(arm=arm.name, load=load, repeat=repeat, turns=tuple(turns), steps=tuple(steps))
+    plan: Plan
+    fleet: Fleet[Any]
+    findings: Findings
+    watcher: Watcher
+
+    def repeat(self, repeat: int, load: Load, arms: Sequence[Arm]) -> None:
+        """Measure the arms under one load: one lap over the chats, and more while they are short."""
+        parts = self.plan.parts(load)
+        before = len(self.findings.segments)
+        for lap in count():
+            self._lap(repeat, load, arms, parts, lap)
+            measured = self.findings.segments[before:]
+            seconds = dict.fromkeys((segment.arm for segment in measured), 0.0)
+            for segment in measured:
+                seconds[segment.arm] += segment.seconds
+            is_long = all(spent >= self.plan.enough_s for spent in seconds.values())
+            if is_long or (lap + 1) * len(parts) >= self.plan.segments:
+                self.watcher.repeat_ends(measured)
+                return
+
+    def _lap(
+        self,
+        repeat: int,
+        load: Load,
+        arms: Sequence[Arm],
+        parts: Sequence[tuple[Chat, ...]],
+        lap: int,
+    ) -> None:
+        measured: dict[str, list[Segment]] = {arm.name: [] for arm in arms}
+        for part, chats in enumerate(parts):
+            for arm in _order(self.plan, arms, load, repeat + lap * len(parts) + part):
+                if arm.name in self.findings.failures:
+                    continue
+                num_turns = sum(len(chat.turns) for chat in chats)
+                self.watcher.segment_starts(arm.name, load, repeat, num_turns)
+                try:
+                    turns, steps = self._measured(arm, load, chats, forget=part == 0)
+                except TetrisError as error:
+                    self.findings.failures[arm.name] = error
+                    self.watcher.arm_fails(arm.name, error)
+                    continue
+                measured[arm.name].append(
+                    Segment(
+                        arm=arm.name,
+                        load=load,
+                        repeat=repeat,
+                        lap=lap,
+                        part=part,
+                        turns=tuple(turns),
+                        steps=tuple(steps),
+                    )
+                )
+                if part == len(parts) - 1:
+                    self.findings.segments += measured[arm.name]
+
+    def _measured(
+        self, arm: Arm, load: Load, chats: Sequence[Chat], *, forget: bool
+    ) -> tuple[list[Turn], list[StepRecord]]:
+        """Hold the chats; before that, ``forget`` what the prefix cache has from earlier ones."""
+        plan = self.plan
+        endpoint = self.fleet.get(arm)
+        self.findings.model = self.findings.model or endpoint.model
+        self.findings.device = self.findings.device or endpoint.device
+        self.findings.dtype = self.findings.dtype or endpoint.dtype
+        request = Ask(
+            model=endpoint.model,
+            max_tokens=plan.max_tokens,
+            temperature=plan.temperature,
+            timeout_s=plan.timeout_s,
+            is_sglang=endpoint.is_sglang,
+        )
+        try:
+            if arm.name not in endpoint.warmed_up:
+                _warm_up(plan, endpoint, request)
+                endpoint.warmed_up.add(arm.name)
+            if forget:
+                endpoint.empty_cache()
+        except httpx.HTTPError as error:
+            self.fleet.check_alive(arm)
+            raise TetrisError(f"{endpoint.base_url} does not answer: {error!r}") from None
+
+        start_s = time.time()
+        turns = hold_chats(
+            endpoint.base_url, chats, load, request, plan.manner, on_turn=self.watcher.turn_ends
+        )
+        self.fleet.check_alive(arm)
+        if not any(turn.reply.num_output_tokens for turn in turns):
+            raise TetrisError(f"no request was answered; the first: {turns[0].reply.error}")
+        log = endpoint.step_log
+        return turns, [] if log is None else log.take(since_s=start_s)
 
 
 def _warm_up(plan: Plan, endpoint: Endpoint, request: Ask) -> None:

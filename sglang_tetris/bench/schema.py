@@ -54,6 +54,8 @@ class Protocol(_Model):
     concurrency: list[int]
     rate: list[float]
     repeats: int
+    segments: int  # that a repeat is held in at least, cut from the chats or lap by lap
+    enough_s: float  # of an arm's repeat, without a further lap
     warmup: int
 
 
@@ -68,9 +70,19 @@ class Percentiles(_Model):
 class TimePoint(_Model):
     """The mean over some consecutive decode steps."""
 
-    time_s: float  # since the first step of the segment
+    time_s: float  # of measuring, since the first step
     capacity: float
     rows: float
+
+
+class Piece(_Model):
+    """A part of the chats, held once by one arm."""
+
+    repeat: int
+    lap: int  # of the repeat
+    part: int  # of the chats
+    seconds: float  # from the first request to the last answer
+    num_output_tokens: int
 
 
 class ArmResult(_Model):
@@ -97,27 +109,28 @@ class ArmResult(_Model):
     errors: int  # turns that failed, all repeats
     error_messages: list[str]  # the different ones, a few
     failure: str | None  # why the arm was given up, with its server's last words
-    repeats: list[int]  # that finished, from 0
+    repeats: list[int]  # of which there are measurements, from 0
     num_turns: int
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
-    seconds: list[float]  # per repeat, from the first request to the last answer
+    seconds: list[float]  # per repeat, the sum over its pieces
+    pieces: list[Piece]  # in the order of their measurement
     step_counts: dict[str, int]  # sums over the decode steps of all repeats
     accept_length_by_category: dict[str, float]
     verify_lens: list[int]  # index: rows of one request, the root counted; value: how often
-    over_time: list[TimePoint]  # of the first repeat
+    over_time: list[TimePoint]  # of the first lap, without the time between its pieces
 
 
 class Ratio(_Model):
-    """Output throughput of an arm over that of a baseline, paired by repeat."""
+    """Output throughput of an arm over that of a baseline, paired piece by piece."""
 
     arm: str
     baseline: str
     concurrency: int | None
     rate: float | None
     ratio: float
-    low: float | None  # 95 percent interval, None for a single repeat
+    low: float | None  # 95 percent interval, None for a single piece
     high: float | None
 
 

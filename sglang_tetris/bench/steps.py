@@ -23,11 +23,6 @@ class StepLog:
         self._path = path
         self._offset = 0
 
-    def skip(self) -> None:
-        """Forget the steps so far; the server must be idle."""
-        self._wait_until_quiet()
-        self._offset = self._size()
-
     def take(self, *, since_s: float) -> list[StepRecord]:
         """Return the steps since the last call that ended after ``since_s`` (``time.time``)."""
         self._wait_until_quiet()

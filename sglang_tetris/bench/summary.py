@@ -7,16 +7,17 @@ all steps of all repeats (``metrics.StepTotals``), never means of rates.
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import numpy as np
 
 from sglang_tetris.bench.arms import Arm
-from sglang_tetris.bench.intervals import geometric_mean, paired_ratio
+from sglang_tetris.bench.intervals import Pair, geometric_mean, paired_ratio
 from sglang_tetris.bench.load import Load
 from sglang_tetris.bench.run import Findings, Plan, Segment
-from sglang_tetris.bench.schema import ArmResult, Percentiles, Ratio, TimePoint
+from sglang_tetris.bench.schema import ArmResult, Percentiles, Piece, Ratio, TimePoint
 from sglang_tetris.metrics import StepRecord, StepTotals
 
 _MOST_MESSAGES = 3
@@ -80,14 +81,12 @@ def _over(baseline: str, results: Sequence[ArmResult]) -> list[Ratio]:
     base = next((result for result in results if result.arm == baseline), None)
     if base is None:
         return []
-    theirs = dict(zip(base.repeats, base.output_tokens_per_s, strict=True))
     found = []
     for result in results:
-        ours = dict(zip(result.repeats, result.output_tokens_per_s, strict=True))
-        common = sorted(ours.keys() & theirs.keys())
-        if result is base or not common:
+        pairs = _paired(result.pieces, base.pieces)
+        if result is base or not pairs:
             continue
-        interval = paired_ratio([ours[n] for n in common], [theirs[n] for n in common])
+        interval = paired_ratio(pairs)
         found.append(
             Ratio(
                 arm=result.arm,
@@ -102,13 +101,37 @@ def _over(baseline: str, results: Sequence[ArmResult]) -> list[Ratio]:
     return found
 
 
+def _paired(ours: Sequence[Piece], theirs: Sequence[Piece]) -> list[Pair]:
+    """Return the pieces that both arms measured."""
+    of_base = {(piece.repeat, piece.lap, piece.part): piece for piece in theirs}
+    return [
+        Pair(
+            part=piece.part,
+            our_tokens=piece.num_output_tokens,
+            our_seconds=piece.seconds,
+            their_tokens=their.num_output_tokens,
+            their_seconds=their.seconds,
+        )
+        for piece in ours
+        if (their := of_base.get((piece.repeat, piece.lap, piece.part))) is not None
+    ]
+
+
 def _arm_result(
     arm: Arm, load: Load, segments: Sequence[Segment], failure: str | None
 ) -> ArmResult:
     turns = [turn for segment in segments for turn in segment.turns]
     answered = [turn.reply for turn in turns if turn.reply.error is None]
     messages = [turn.reply.error for turn in turns if turn.reply.error is not None]
-    throughputs = [segment.num_output_tokens / segment.seconds for segment in segments]
+    pieces = [_piece(segment) for segment in segments]
+    of_repeat: dict[int, list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        of_repeat[piece.repeat].append(piece)
+    seconds = [sum(piece.seconds for piece in of) for of in of_repeat.values()]
+    throughputs = [
+        sum(piece.num_output_tokens for piece in of) / spent
+        for of, spent in zip(of_repeat.values(), seconds, strict=True)
+    ]
     interval = geometric_mean(throughputs) if throughputs else None
     num_prompt = sum(reply.num_prompt_tokens for reply in answered)
     num_cached = sum(reply.num_cached_tokens for reply in answered)
@@ -138,16 +161,27 @@ def _arm_result(
         errors=len(messages),
         error_messages=list(dict.fromkeys(messages))[:_MOST_MESSAGES],
         failure=failure,
-        repeats=[segment.repeat for segment in segments],
+        repeats=list(of_repeat),
         num_turns=len(turns),
         num_prompt_tokens=num_prompt,
         num_cached_tokens=num_cached,
         num_output_tokens=sum(segment.num_output_tokens for segment in segments),
-        seconds=[segment.seconds for segment in segments],
+        seconds=seconds,
+        pieces=pieces,
         step_counts={name: getattr(totals, name) for name in _COUNTS} if totals.num_steps else {},
         accept_length_by_category=by_category,
         verify_lens=list(totals.verify_lens),
-        over_time=_over_time(segments[0].steps) if segments else [],
+        over_time=_over_time([s.steps for s in segments if (s.repeat, s.lap) == (0, 0)]),
+    )
+
+
+def _piece(segment: Segment) -> Piece:
+    return Piece(
+        repeat=segment.repeat,
+        lap=segment.lap,
+        part=segment.part,
+        seconds=segment.seconds,
+        num_output_tokens=segment.num_output_tokens,
     )
 
 
@@ -193,22 +227,25 @@ def _percentiles(values: Iterable[float]) -> Percentiles:
     return Percentiles(p50=p50, p90=p90, p99=p99)
 
 
-def _over_time(steps: Sequence[StepRecord]) -> list[TimePoint]:
-    """Return the means over equally many consecutive decode steps, few enough to draw."""
-    decodes = [step for step in steps if step.kind == "decode"]
-    if not decodes:
-        return []
-    start_s = decodes[0].time_s
-    size = -(-len(decodes) // _MOST_POINTS)
-    pieces = groupby(enumerate(decodes), key=lambda pair: pair[0] // size)
+def _over_time(segments: Sequence[Sequence[StepRecord]]) -> list[TimePoint]:
+    """Return the means over equally many consecutive decode steps, few enough to draw.
+
+    While the other arms had their turns this one's clock stood still.
+    """
+    timed: list[tuple[float, StepRecord]] = []
+    for steps in segments:
+        decodes = [step for step in steps if step.kind == "decode"]
+        begun_s = timed[-1][0] if timed else 0.0
+        timed += [(begun_s + step.time_s - decodes[0].time_s, step) for step in decodes]
+    size = max(1, -(-len(timed) // _MOST_POINTS))
     points = []
-    for _, pairs in pieces:
-        piece = [step for _, step in pairs]
+    for _, numbered in groupby(enumerate(timed), key=lambda pair: pair[0] // size):
+        piece = [pair for _, pair in numbered]
         points.append(
             TimePoint(
-                time_s=statistics.fmean(step.time_s - start_s for step in piece),
-                capacity=statistics.fmean(step.capacity for step in piece),
-                rows=statistics.fmean(step.num_rows for step in piece),
+                time_s=statistics.fmean(time_s for time_s, _ in piece),
+                capacity=statistics.fmean(step.capacity for _, step in piece),
+                rows=statistics.fmean(step.num_rows for _, step in piece),
             )
         )
     return points

@@ -75,7 +75,7 @@ def _speculation(arms: Sequence[ArmResult]) -> TextTable:
             "efficiency",
             "rows/step",
             "cached",
-            "draft/select/verify/sample/commit/prefill s",
+            "draft / select / verify / sample / commit / prefill s",
         ),
         rows=tuple(
             (
@@ -97,7 +97,7 @@ def _speculation(arms: Sequence[ArmResult]) -> TextTable:
 
 def _ratios(ratios: Sequence[Ratio]) -> TextTable:
     return TextTable(
-        title="output tokens/s over that of another arm, 95% intervals, paired by repeat",
+        title="output tokens/s over that of another arm, 95% intervals, paired piece by piece",
         columns=("arm", "over", "chats", "ratio"),
         num_text_columns=2,
         rows=tuple(
@@ -132,7 +132,7 @@ def _phases(seconds: dict[str, float]) -> str:
     names = ("draft", "select", "verify", "sample", "commit", "prefill")
     if not seconds:
         return _NONE
-    return "/".join(_number(seconds.get(name), ".1f") for name in names)
+    return " / ".join(_number(seconds.get(name), ".1f") for name in names)
 
 
 def _number(value: float | None, form: str) -> str:

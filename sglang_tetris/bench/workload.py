@@ -122,8 +122,9 @@ def _chats_of_share_gpt(path: Path, text: str) -> Iterator[Chat]:
         for part in said:
             if not (isinstance(part, dict) and {"from", "value"} <= part.keys()):
                 raise WorkloadError(f'{where}: a part has no "from" and "value"')
-        turns = [part["value"] for part in said if part["from"] in _SHARE_GPT_USERS]
-        if any(isinstance(turn, str) and turn.strip() for turn in turns):
+        theirs = [part["value"] for part in said if part["from"] in _SHARE_GPT_USERS]
+        # A dump may have blank turns; anything else that is no text is refused.
+        if turns := [turn for turn in theirs if not isinstance(turn, str) or turn.strip()]:
             try:
                 yield _chat({**row, "turns": turns}, default_id=f"sharegpt-{index + 1}")
             except ValueError as error:
@@ -131,6 +132,14 @@ def _chats_of_share_gpt(path: Path, text: str) -> Iterator[Chat]:
 
 
 def _arena_chats() -> Iterator[Chat]:
+    for row in _arena_rows():
+        said = row["conversation_a"]
+        turns = [part["content"] for part in said if part["role"] == "user"]
+        category = "chat-" + str(row.get("language", "unknown")).lower()
+        yield Chat(chat_id=row["question_id"], category=category, turns=tuple(turns))
+
+
+def _arena_rows() -> Iterator[Mapping[str, Any]]:
     try:
         from datasets import load_dataset  # late: optional, and it takes seconds
     except ImportError:
@@ -138,12 +147,7 @@ def _arena_chats() -> Iterator[Chat]:
             f"--dataset {ARENA}: needs the package datasets; pip install datasets"
         ) from None
     try:
-        rows: Iterable[Mapping[str, Any]] = load_dataset(ARENA, split="train", streaming=True)
+        yield from load_dataset(ARENA, split="train", streaming=True)
     except Exception as error:  # noqa: BLE001  whatever the hub's client raises is the network's
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise WorkloadError(f"--dataset {ARENA}: cannot be fetched: {reason}") from None
-    for row in rows:
-        said = row["conversation_a"]
-        turns = [part["content"] for part in said if part["role"] == "user"]
-        category = "chat-" + str(row.get("language", "unknown")).lower()
-        yield Chat(chat_id=row["question_id"], category=category, turns=tuple(turns))

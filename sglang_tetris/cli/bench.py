@@ -95,6 +95,8 @@ def _plan(options: Namespace) -> Plan:
         temperature=options.temperature,
         timeout_s=options.timeout,
         repeats=options.repeats,
+        segments=options.segments,
+        enough_s=options.enough_time,
         num_warm_up_chats=options.warmup,
         servers_at_once=options.servers_at_once,
     )
@@ -176,6 +178,8 @@ def _result(
             concurrency=options.concurrency,
             rate=options.rate,
             repeats=plan.repeats,
+            segments=plan.segments,
+            enough_s=plan.enough_s,
             warmup=plan.num_warm_up_chats,
         ),
         arms=arms,

@@ -149,6 +149,22 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         help="times that every arm is measured under every load (default: %(default)s)",
     )
     group.add_argument(
+        "--segments",
+        type=_whole_above_0,
+        default=8,
+        metavar="N",
+        help="pieces of a repeat, between which the arms take turns: parts of the chats, and the "
+        "same chats again where they are few (default: %(default)s)",
+    )
+    group.add_argument(
+        "--enough-time",
+        type=_at_least_0,
+        default=40.0,
+        metavar="S",
+        help="seconds of a repeat after which an arm's chats are not held again for the sake of "
+        "--segments (default: %(default)s)",
+    )
+    group.add_argument(
         "--warmup",
         type=_whole,
         default=2,

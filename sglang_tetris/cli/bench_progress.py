@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+
 from rich import progress
 from rich.console import Console
 
@@ -25,7 +28,7 @@ class Progress:
             transient=True,
             disable=not self._console.is_terminal,
         )
-        self._all = self._bars.add_task("measurements", total=plan.num_segments)
+        self._all = self._bars.add_task("measurements", total=plan.num_measurements)
         self._turns = self._bars.add_task("turns", total=plan.num_turns)
 
     def __enter__(self) -> Progress:
@@ -39,24 +42,31 @@ class Progress:
         """Say what the wait is for."""
         self._bars.update(self._turns, description=f"{num_servers} servers", completed=0)
 
-    def segment_starts(self, arm: str, load: Load, repeat: int) -> None:
+    def segment_starts(self, arm: str, load: Load, repeat: int, num_turns: int) -> None:
         """Begin a new bar of turns."""
         del repeat
-        self._bars.update(self._turns, description=f"{arm}, {load}", completed=0)
+        self._bars.update(self._turns, description=f"{arm}, {load}", completed=0, total=num_turns)
 
     def turn_ends(self) -> None:
         """Count one turn."""
         self._bars.advance(self._turns)
 
-    def segment_ends(self, segment: Segment) -> None:
-        """Say what was measured."""
-        self._bars.advance(self._all)
-        speed = segment.num_output_tokens / segment.seconds
-        num_errors = sum(turn.reply.error is not None for turn in segment.turns)
-        self._console.print(
-            f"repeat {segment.repeat + 1} of {self._plan.repeats}, {segment.load}: {segment.arm}: "
-            f"{speed:.1f} tokens/s" + (f", {num_errors} errors" if num_errors else "")
-        )
+    def repeat_ends(self, segments: Sequence[Segment]) -> None:
+        """Say what was measured, arm by arm."""
+        of_arm: dict[str, list[Segment]] = defaultdict(list)
+        for segment in segments:
+            of_arm[segment.arm].append(segment)
+        for arm, measured in of_arm.items():
+            self._bars.advance(self._all)
+            seconds = sum(segment.seconds for segment in measured)
+            speed = sum(segment.num_output_tokens for segment in measured) / seconds
+            num_errors = sum(
+                turn.reply.error is not None for segment in measured for turn in segment.turns
+            )
+            self._console.print(
+                f"repeat {measured[0].repeat + 1} of {self._plan.repeats}, {measured[0].load}: "
+                f"{arm}: {speed:.1f} tokens/s" + (f", {num_errors} errors" if num_errors else "")
+            )
 
     def arm_fails(self, arm: str, error: TetrisError) -> None:
         """Say what the others go on without."""

@@ -14,7 +14,7 @@ from sglang.srt.layers.sampler import register_sampler_backend
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_tetris.cpu.finder import is_cpu_engine
-from sglang_tetris.cpu.products import by_independent_rows
+from sglang_tetris.cpu.products import ask_for_reproducible_products, by_independent_rows
 from sglang_tetris.engine import arguments, compat, penalties, reporting, sampler, seeds
 from sglang_tetris.engine.algorithm import ALGORITHMS, CPU_BACKEND, TetrisAlgorithm
 
@@ -34,6 +34,7 @@ def register_all() -> None:
     compat.hook_after(compat.OUTPUT_STREAMER, _connect)
     compat.hook_around(compat.UPDATE_META_INFO, reporting.update_meta_info)
     if is_cpu_engine():
+        ask_for_reproducible_products()
         register_sampler_backend(sampler.CPU_BACKEND, sampler.TetrisSampler)
         compat.hook_around(compat.APPLY_PENALTIES, _apply_penalties)
         compat.hook_around(compat.UPDATE_PENALTIES, _update_penalties)

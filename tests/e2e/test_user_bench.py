@@ -18,7 +18,18 @@ from tests.support.servers import Servers
 
 pytestmark = [pytest.mark.sglang, pytest.mark.e2e, pytest.mark.timeout(600)]
 
-SMALL = ("--concurrency", "2", "--limit", "3", "--max-turns", "2", "--max-tokens", "24")
+SMALL = (
+    "--concurrency",
+    "2",
+    "--limit",
+    "3",
+    "--max-turns",
+    "2",
+    "--max-tokens",
+    "24",
+    "--segments",
+    "2",
+)
 BENCH = (sys.executable, "-m", "sglang_tetris.cli.main", "bench")
 
 

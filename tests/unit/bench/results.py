@@ -33,6 +33,8 @@ def plan_of(
         temperature=0.0,
         timeout_s=10.0,
         repeats=repeats,
+        segments=1,
+        enough_s=0.0,
         num_warm_up_chats=0,
         servers_at_once=3,
     )
@@ -81,6 +83,8 @@ def segment_of(
     load: Load | None = None,
     *,
     has_steps: bool = True,
+    lap: int = 0,
+    part: int = 0,
 ) -> Segment:
     """Return a segment of three turns: 12 tokens in ``4 * slowness`` seconds."""
     replies = [
@@ -93,6 +97,8 @@ def segment_of(
         arm=arm,
         load=load or Load(concurrency=1),
         repeat=repeat,
+        lap=lap,
+        part=part,
         turns=tuple(
             Turn(chat_id=chat_id, category=category, index=index, reply=reply)
             for (chat_id, category, index), reply in zip(places, replies, strict=True)
@@ -125,7 +131,9 @@ def result_of(plan: Plan, findings: Findings, *, seed: int = 0) -> BenchResult:
             think_time_s=0.0,
             system_prompt=None,
         ),
-        protocol=Protocol(concurrency=[1], rate=[], repeats=plan.repeats, warmup=0),
+        protocol=Protocol(
+            concurrency=[1], rate=[], repeats=plan.repeats, segments=1, enough_s=0.0, warmup=0
+        ),
         arms=arms,
         ratios=summary.ratios(plan, arms),
     )

@@ -17,7 +17,18 @@ from sglang_tetris.cli import bench
 from sglang_tetris.cli.main import main
 from tests.unit.bench.fake_server import Chunk, FakeLauncher, Script, serving
 
-SMALL = ("--limit", "2", "--max-turns", "2", "--concurrency", "2", "--warmup", "0")
+SMALL = (
+    "--limit",
+    "2",
+    "--max-turns",
+    "2",
+    "--concurrency",
+    "2",
+    "--warmup",
+    "0",
+    "--segments",
+    "1",
+)
 ARMS = ("--arms", "none,lookup:fixed:4,lookup:paper:2+2")
 
 
@@ -139,13 +150,13 @@ def test_an_interruption_shows_what_is_finished(
     launcher.script = Script(chunks=(Chunk("x", 1, 0.02),))
 
     def interrupted(plan: Any, fleet: Any, findings: Any, watcher: Any) -> None:
-        ends = watcher.segment_ends
+        ends = watcher.repeat_ends
 
-        def end(segment: Any) -> None:
-            ends(segment)
+        def end(segments: Any) -> None:
+            ends(segments)
             signal.raise_signal(signal.SIGTERM)
 
-        watcher.segment_ends = end
+        watcher.repeat_ends = end
         run(plan, fleet, findings, watcher)
 
     monkeypatch.setattr(bench, "measure", interrupted)
@@ -154,7 +165,7 @@ def test_an_interruption_shows_what_is_finished(
 
     result = last_line(capsys)
     assert not result.is_complete
-    assert sum(len(arm.repeats) for arm in result.arms) == 1
+    assert [arm.repeats for arm in result.arms] == [[0]] * 3
     assert launcher.alive == []
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import pytest
 
-from sglang_tetris.bench.figures import Figure, figures
+from sglang_tetris.bench.figures import Figure, Series, figures
 from sglang_tetris.bench.load import Load
 from sglang_tetris.bench.plots import draw, svg, write_plots
 from sglang_tetris.bench.report import html
@@ -49,6 +51,17 @@ class Page(HTMLParser):
             self.data[str(attributes["id"])] = json.loads(data)
         elif tag == "td":
             self.cells.append(data)
+
+
+def lines_of(names: list[str], y: list[float], high: Sequence[float | None] = ()) -> Figure:
+    """Return a figure in which all of these arms have the same points."""
+    x = [float(index) for index in range(1, len(y) + 1)]
+    low = [None if bound is None else 0.0 for bound in high]
+    series = [
+        Series(name=name, colour=index, x=x, y=y, low=low, high=list(high))
+        for index, name in enumerate(names)
+    ]
+    return Figure(name="f", title="t", x_label="x", y_label="y", kind="lines", series=series)
 
 
 def test_the_page_holds_the_result_and_needs_nothing_else() -> None:
@@ -121,6 +134,71 @@ def test_what_is_drawn_is_what_the_figure_says(figure: Figure) -> None:
     assert svg(figure) == svg(figure)
 
 
+def test_names_are_text_and_no_formulas() -> None:
+    names = ["$5 to $6", r"$\no_formula{$"]
+
+    texts = "".join(ElementTree.fromstring(svg(lines_of(names, [1.0, 2.0]))).itertext())
+
+    assert all(name in texts for name in names)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["a", "b", "c", "d"], ["sglang:EAGLE3:num_steps=3,eagle_topk=4,num_draft_tokens=16"] * 8],
+)
+def test_the_legend_fits_under_the_axes(names: list[str]) -> None:
+    canvas = draw(lines_of(names, [1.0, 2.0]))
+
+    canvas.draw_without_rendering()
+
+    (legend,), (axes,) = canvas.legends, canvas.axes
+    box = legend.get_window_extent()
+    assert canvas.bbox.x0 <= box.x0 < box.x1 <= canvas.bbox.x1
+    assert canvas.bbox.y0 <= box.y0 < box.y1 <= axes.get_tightbbox().y0  # type: ignore[union-attr]
+    assert axes.bbox.height > canvas.dpi * 2.5
+
+
+def test_long_categories_end_under_their_bars() -> None:
+    names = [f"category {index}" for index in range(10)]
+    series = [Series(name="a", colour=0, x=names, y=[1.0] * 10)]
+    figure = Figure(name="f", title="t", x_label="x", y_label="y", kind="bars", series=series)
+    canvas = draw(figure)
+
+    canvas.draw_without_rendering()
+
+    (axes,) = canvas.axes
+    for tick, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True):
+        (x, _) = axes.transData.transform((tick, 0))
+        box = label.get_window_extent()
+        assert box.x0 < x - 30
+        assert abs(box.x1 - x) < 10
+
+
+def test_twenty_arms_have_twenty_colours() -> None:
+    (axes,) = draw(lines_of([f"arm {index}" for index in range(20)], [1.0])).axes
+
+    assert len({mpl.colors.to_hex(line.get_color()) for line in axes.lines}) == 20
+
+
+@pytest.mark.parametrize(
+    ("y", "high", "top"),
+    [
+        ([100.0, 101.0], [], 101),
+        ([100.0, 101.0], [120.0, None], 120),
+        ([100.0, 101.0], [5000.0, 120.0], 202),
+        ([0.0, 0.0], [], 0.5),
+    ],
+)
+def test_the_highest_point_is_inside_the_frame(
+    y: list[float], high: list[float | None], top: float
+) -> None:
+    (axes,) = draw(lines_of(["a"], y, high)).axes
+
+    bottom, end = axes.get_ylim()
+    assert bottom == 0
+    assert top * 1.04 < end < top * 2.1
+
+
 def test_an_open_loop_has_a_plot_of_its_own() -> None:
     names = {figure.name for figure in figures(example([Load(rate=0.5), Load(rate=2.0)]))}
 
@@ -136,6 +214,20 @@ def test_a_result_without_numbers_still_has_a_page() -> None:
 
     assert figures(result) == []
     assert "died\n<last words>" in "".join(page.cells)
+
+
+def test_nothing_in_the_data_ends_its_element() -> None:
+    failures = {"none": TetrisError("502 <!-- <script>")}  # a browser would read on to the end
+    page = html(result_of(plan_of("none"), Findings(failures=failures)))
+
+    assert "<!--" not in page
+    assert Page(page).data["result"]["arms"][0]["failure"] == "502 <!-- <script>"
+
+
+def test_the_command_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["sglang-tetris", "bench", "--server-args", "--a 1"])
+
+    assert "sglang-tetris bench --server-args '--a 1'" in "".join(Page(html(example())).cells)
 
 
 def test_plots_are_written_in_both_forms(tmp_path: Path) -> None:

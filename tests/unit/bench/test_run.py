@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,7 +39,8 @@ class Watched:
     def servers_start(self, num_servers: int) -> None:
         assert num_servers >= 0
 
-    def segment_starts(self, arm: str, load: Load, repeat: int) -> None:
+    def segment_starts(self, arm: str, load: Load, repeat: int, num_turns: int) -> None:
+        assert num_turns > 0
         self.begun.append((arm, str(load), repeat))
         if (arm, repeat) == self.interrupt:
             raise KeyboardInterrupt
@@ -49,8 +51,8 @@ class Watched:
             (server,) = (s for s in self.launcher.alive if "--tetris-policy" in s.args)
             server.process.exit_code = -9
 
-    def segment_ends(self, segment: Segment) -> None:
-        assert segment.seconds > 0
+    def repeat_ends(self, segments: Sequence[Segment]) -> None:
+        assert all(segment.seconds > 0 for segment in segments)
 
     def arm_fails(self, arm: str, error: TetrisError) -> None:
         assert str(error)
@@ -68,6 +70,8 @@ def plan_of(words: str, **changes: object) -> Plan:
         "temperature": 0.0,
         "timeout_s": 10.0,
         "repeats": 3,
+        "segments": 1,
+        "enough_s": 0.0,
         "num_warm_up_chats": 1,
         "servers_at_once": 3,
     }
@@ -96,7 +100,7 @@ def test_every_arm_is_measured_under_every_load_in_every_repeat(tmp_path: Path) 
 
     findings = ran(plan, watched, tmp_path)
 
-    assert len(set(watched.begun)) == plan.num_segments == 18
+    assert len(set(watched.begun)) == plan.num_measurements == 18
     assert len(findings.segments) == 18
     assert findings.failures == {}
     assert watched.num_turns == 18 * plan.num_turns
@@ -154,6 +158,68 @@ def test_chats_and_caches_are_the_same_for_all(tmp_path: Path) -> None:
     assert sorted(map(str, first.fake.requests)) == sorted(map(str, second.fake.requests))
     assert len(first.fake.requests) == 6 * 4
     assert first.fake.num_flushes == 6
+
+
+def test_a_repeat_is_cut_into_parts_and_the_arms_take_turns_between_them(tmp_path: Path) -> None:
+    chats = tuple(Chat(chat_id=str(n), category="c", turns=("one",) * (n + 1)) for n in range(5))
+    plan = plan_of("none,fixed:4", chats=chats, segments=3, repeats=1, num_warm_up_chats=0)
+    watched = Watched(FakeLauncher())
+
+    findings = ran(plan, watched, tmp_path)
+
+    alone = [segment for segment in findings.segments if segment.load == plan.loads[0]]
+    held = {arm: [s for s in alone if s.arm == arm] for arm in ("none", "fixed:4")}
+    for segments in held.values():
+        assert [(s.lap, s.part) for s in segments] == [(0, 0), (0, 1), (0, 2)]
+        ids = [list(dict.fromkeys(turn.chat_id for turn in s.turns)) for s in segments]
+        assert ids == [["0"], ["1", "2"], ["3", "4"]]
+        assert len({turn.chat_id for s in segments for turn in s.turns}) == len(chats)
+    order = [arm for arm, load, _ in watched.begun if load == "1 at once"]
+    assert [set(order[n : n + 2]) for n in (0, 2, 4)] == [{"none", "fixed:4"}] * 3
+    assert order[0] == order[3] == order[4]  # who begins, rotates
+    # The prefix cache is emptied before the first part only, once under each load.
+    assert [server.fake.num_flushes for server in watched.launcher.started] == [2, 2]
+
+
+def test_few_chats_are_held_again_until_there_are_segments_enough(tmp_path: Path) -> None:
+    plan = plan_of("none,fixed:4", loads=(Load(concurrency=2),), segments=4, repeats=2, enough_s=60)
+    watched = Watched(FakeLauncher())
+
+    findings = ran(plan, watched, tmp_path)
+
+    places = [(s.repeat, s.lap, s.part) for s in findings.segments if s.arm == "none"]
+    assert places == [(repeat, lap, 0) for repeat in range(2) for lap in range(4)]
+    assert len(findings.segments) == 2 * 2 * 4
+
+
+def test_chats_are_not_held_again_when_they_took_long_enough(tmp_path: Path) -> None:
+    plan = plan_of("none,fixed:4", loads=(Load(concurrency=2),), segments=4, repeats=2)
+
+    findings = ran(plan, Watched(FakeLauncher()), tmp_path)
+
+    assert {segment.lap for segment in findings.segments} == {0}
+
+
+def test_an_open_loop_is_held_in_one_piece() -> None:
+    plan = plan_of("none", segments=8, chats=CHATS * 20)
+
+    assert plan.parts(Load(rate=2.0)) == [plan.chats]
+    assert len(plan.parts(Load(concurrency=1))) == 8
+    # Each of two at once holds at least four chats of a part.
+    assert [len(part) for part in plan.parts(Load(concurrency=2))] == [8] * 5
+    assert len(plan.parts(Load(concurrency=32))) == 1
+
+
+def test_half_a_lap_is_no_measurement(tmp_path: Path) -> None:
+    chats = tuple(Chat(chat_id=str(n), category="c", turns=("one", "two")) for n in range(4))
+    plan = plan_of("fixed:4,none", chats=chats, loads=(Load(concurrency=1),), segments=4, repeats=1)
+    watched = Watched(FakeLauncher(), kill=("fixed:4", 0))
+
+    findings = ran(plan, watched, tmp_path)
+
+    assert list(findings.failures) == ["fixed:4"]
+    assert [segment.part for segment in findings.segments] == [0, 1, 2, 3]
+    assert {segment.arm for segment in findings.segments} == {"none"}
 
 
 def test_the_warm_up_is_not_measured(tmp_path: Path) -> None:

@@ -71,6 +71,30 @@ def test_repeats_are_pooled_and_throughputs_kept_apart() -> None:
     assert result.output_tokens_per_s_low < 1.5
 
 
+def test_a_repeat_s_throughput_is_that_of_its_pieces_together() -> None:
+    plan = plan_of("none,lookup:fixed:4")
+    segments = [
+        segment_of(arm, repeat, slow * factor, lap=lap, part=part)
+        for repeat in range(2)
+        for lap, part, slow in ((0, 0, 1.0), (0, 1, 2.0), (1, 0, 3.0), (1, 1, 2.0))
+        for arm, factor in (("none", 2.0), ("lookup:fixed:4", 1.0))
+    ]
+
+    plain, ours = summarised(plan, Findings(segments=segments))
+
+    assert ours.output_tokens_per_s == [4 * 12 / (4 * 8)] * 2
+    assert ours.seconds == [32.0, 32.0]
+    assert ours.repeats == [0, 1]
+    assert [(p.repeat, p.lap, p.part) for p in ours.pieces[:4]] == [
+        (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1),
+    ]  # fmt: skip
+    assert sum(piece.num_output_tokens for piece in ours.pieces) == ours.num_output_tokens
+    (ratio,) = ratios(plan, [plain, ours])
+    assert (ratio.ratio, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
+    # Both parts of the first lap, one after the other: two steps each.
+    assert [point.time_s for point in ours.over_time] == [0.0, 1.0, 1.0, 2.0]
+
+
 def test_a_server_without_a_step_log_has_what_its_replies_say() -> None:
     segments = [segment_of("sglang:NGRAM", 0, has_steps=False)]
 
@@ -137,7 +161,7 @@ def test_ratios_are_to_the_plain_arm_and_to_the_best_fixed_one() -> None:
         ]
     }
     assert found["lookup:fixed:4", "none", 1].ratio == pytest.approx(2.0)
-    by_hand = math.exp(sum(map(math.log, (1 / 0.9, 1.1 / 1.0, 1.2 / 1.1))) / 3)
+    by_hand = (1.0 + 1.1 + 1.2) / (0.9 + 1.0 + 1.1)
     assert found["lookup:paper:2+2", "lookup:fixed:4", 8].ratio == pytest.approx(by_hand)
 
 
@@ -212,9 +236,10 @@ def slow_percentile(values: list[float], share: float) -> float:
 def test_a_long_series_is_thinned_without_changing_its_mean() -> None:
     steps = [StepRecord(time_s=float(n), num_rows=n % 7, capacity=2) for n in range(1200)]
 
-    points = _over_time(steps)
+    points = _over_time([steps[:500], steps[500:]])
 
     assert len(points) == 120
     mean = sum(point.rows for point in points) / len(points)
     assert mean == pytest.approx(sum(step.num_rows for step in steps) / 1200)
-    assert _over_time([StepRecord(kind="prefill")]) == []
+    assert _over_time([[StepRecord(kind="prefill")]]) == []
+    assert _over_time([]) == []

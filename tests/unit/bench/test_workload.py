@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from sglang_tetris.bench.workload import (
+    ARENA,
     EMBEDDED,
     Chat,
     WorkloadError,
@@ -53,15 +58,39 @@ def test_share_gpt_gives_what_people_said(tmp_path: Path) -> None:
             "conversations": [
                 {"from": "human", "value": "hello"},
                 {"from": "gpt", "value": "hi"},
+                {"from": "human", "value": " "},
                 {"from": "user", "value": "bye"},
             ],
         },
         {"id": "only the model", "conversations": [{"from": "gpt", "value": "hi"}]},
+        {"id": "nothing", "conversations": [{"from": "human", "value": ""}]},
     ]
 
     assert chats_of(json.dumps(rows), tmp_path) == [
         Chat(chat_id="x", category="chat", turns=("hello", "bye"))
     ]
+
+
+def arena_rows() -> Iterator[dict[str, Any]]:
+    """Yield one chat as the hub has it, then fail as a network does."""
+    said = [("user", "hello"), ("assistant", "hi"), ("user", "bye")]
+    conversation = [{"role": role, "content": content} for role, content in said]
+    yield {"question_id": "q", "language": "English", "conversation_a": conversation}
+    raise ConnectionError("reset by peer\nand more")
+
+
+def test_the_arena_gives_what_people_said_until_the_network_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    datasets = ModuleType("datasets")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: arena_rows(), raising=False)
+    monkeypatch.setitem(sys.modules, "datasets", datasets)
+
+    assert load_chats(ARENA, limit=1, max_turns=None) == [
+        Chat(chat_id="q", category="chat-english", turns=("hello", "bye"))
+    ]
+    with pytest.raises(WorkloadError, match="cannot be fetched: reset by peer$"):
+        load_chats(ARENA, limit=None, max_turns=None)
 
 
 def test_limits_cut_chats_and_turns(tmp_path: Path) -> None:
