@@ -189,7 +189,7 @@ class _Run:
                 num_turns = sum(len(chat.turns) for chat in chats)
                 self.watcher.segment_starts(arm.name, load, repeat, num_turns)
                 try:
-                    turns, steps = self._measured(arm, load, chats, forget=part == 0)
+                    turns, steps = self._measured(arm, load, chats)
                 except TetrisError as error:
                     self.findings.failures[arm.name] = error
                     self.watcher.arm_fails(arm.name, error)
@@ -209,9 +209,12 @@ class _Run:
                     self.findings.segments += measured[arm.name]
 
     def _measured(
-        self, arm: Arm, load: Load, chats: Sequence[Chat], *, forget: bool
+        self, arm: Arm, load: Load, chats: Sequence[Chat]
     ) -> tuple[list[Turn], list[StepRecord]]:
-        """Hold the chats; before that, ``forget`` what the prefix cache has from earlier ones."""
+        """Hold the chats with an empty prefix cache.
+
+        Arms that share a server would find each other's prompts in it otherwise.
+        """
         plan = self.plan
         endpoint = self.fleet.get(arm)
         self.findings.model = self.findings.model or endpoint.model
@@ -228,8 +231,7 @@ class _Run:
             if arm.name not in endpoint.warmed_up:
                 _warm_up(plan, endpoint, request)
                 endpoint.warmed_up.add(arm.name)
-            if forget:
-                endpoint.empty_cache()
+            endpoint.empty_cache()
         except httpx.HTTPError as error:
             self.fleet.check_alive(arm)
             raise TetrisError(f"{endpoint.base_url} does not answer: {error!r}") from None
