@@ -1,11 +1,12 @@
 """Does publishing every step slow a server, if nobody listens or a listener stalls?
 
     python benchmarks/bench_stream.py
-    python benchmarks/bench_stream.py --rounds 12 --concurrency 8 --tokens 128
+    python benchmarks/bench_stream.py --rounds 60 --concurrency 8 --tokens 32
 
 Two servers of the demo target, of which one publishes; the idle one sleeps. Each round runs the
 same greedy requests with no stream, with a stream that nobody reads, and with a subscriber that
-never takes a message. Ratios are taken within a round. The last line on stdout is one JSON object.
+never takes a message. Rounds are short and many, for a machine's speed drifts; ratios are of the
+totals, with intervals from the pairs. The last line on stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,19 +24,22 @@ from typing import Any
 import httpx
 import torch
 import zmq
+from rich.console import Console
+from rich.progress import track
 
+from sglang_tetris.bench.intervals import Pair, paired_ratio
 from sglang_tetris.cli.launch import running_server
 
 ARMS = ("no stream", "nobody listens", "stalled subscriber")
-QUIET = ("--log-level", "warning")
+QUIET = ("--log-level", "warning", "--sleep-on-idle")
 
 
 def main() -> None:
     """Measure all rounds and print a table and the record."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--concurrency", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=96, help="per request")
+    parser.add_argument("--tokens", type=int, default=64, help="per request")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="flags of `serve`")
     args = parser.parse_args()
 
@@ -49,26 +52,30 @@ def main() -> None:
         )
         servers = {arm: quiet if arm == "no stream" else publishing for arm in ARMS}
         for server in (quiet, publishing):
-            tokens_per_s(server.base_url, args.concurrency, args.tokens)  # warm-up
+            answer_seconds(server.base_url, args.concurrency, args.tokens)  # warm-up
         rounds = []
-        for number in range(args.rounds):
-            rates = {}
+        for number in track(range(args.rounds), console=Console(stderr=True)):
+            seconds = {}
             for arm in ARMS[number % 3 :] + ARMS[: number % 3]:  # each arm in each place
                 with stalled_subscriber(endpoint if arm == "stalled subscriber" else None):
                     url = servers[arm].base_url
-                    rates[arm] = tokens_per_s(url, args.concurrency, args.tokens)
-            rounds.append(rates)
-            print("  ".join(f"{arm}: {rates[arm]:.1f} tokens/s" for arm in ARMS))
+                    seconds[arm] = answer_seconds(url, args.concurrency, args.tokens)
+            rounds.append(seconds)
     print(json.dumps(record(args, rounds)))
 
 
 def record(args: argparse.Namespace, rounds: list[dict[str, float]]) -> dict[str, Any]:
-    """Return what is printed last."""
-    ratios = {
-        arm: [rates[arm] / rates["no stream"] for rates in rounds] for arm in ARMS if arm != ARMS[0]
-    }
-    for arm, values in ratios.items():
-        print(f"{arm}: {statistics.median(values):.3f} of no stream (median of {len(values)})")
+    """Print a line for each ratio and return what is printed last."""
+    num_tokens = args.concurrency * args.tokens
+    ratios = {}
+    for arm in ARMS[1:]:
+        pairs = [Pair(0, num_tokens, of[arm], num_tokens, of[ARMS[0]]) for of in rounds]
+        ratios[arm] = paired_ratio(pairs)._asdict()
+        print(
+            "{}: {estimate:.3f} [{low:.3f}, {high:.3f}] of the throughput without a stream".format(
+                arm, **ratios[arm]
+            )
+        )
     return {
         "environment": {
             "torch": torch.__version__,
@@ -79,7 +86,7 @@ def record(args: argparse.Namespace, rounds: list[dict[str, float]]) -> dict[str
         "concurrency": args.concurrency,
         "tokens": args.tokens,
         "serve": args.serve,
-        "tokens_per_s": {arm: [rates[arm] for rates in rounds] for arm in ARMS},
+        "seconds": {arm: [of[arm] for of in rounds] for arm in ARMS},
         "ratios": ratios,
     }
 
@@ -100,8 +107,8 @@ def stalled_subscriber(endpoint: str | None) -> Iterator[None]:
         yield
 
 
-def tokens_per_s(base_url: str, concurrency: int, num_tokens: int) -> float:
-    """Return the throughput of as many equally long requests at once."""
+def answer_seconds(base_url: str, concurrency: int, num_tokens: int) -> float:
+    """Return how long as many equally long requests take at once."""
     params = {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True}
 
     def ask(number: int) -> None:
@@ -111,7 +118,7 @@ def tokens_per_s(base_url: str, concurrency: int, num_tokens: int) -> float:
     start = time.perf_counter()
     with ThreadPoolExecutor(concurrency) as pool:
         list(pool.map(ask, range(concurrency)))
-    return concurrency * num_tokens / (time.perf_counter() - start)
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

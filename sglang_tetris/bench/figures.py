@@ -58,7 +58,8 @@ def figures(result: BenchResult) -> list[Figure]:
 def _of_load(arms: Sequence[ArmResult], load: str, names: Sequence[str]) -> list[Figure]:
     """Return the plots of all arms under one load."""
     is_open = arms[0].concurrency is None
-    where = f"{load} chats" if is_open else f"{load} chats at once"
+    chats = "chat" if load == "1" else "chats"
+    where = f"{load} chats" if is_open else f"{load} {chats} at once"
     slug = f"r{load.removesuffix('/s')}" if is_open else f"c{load}"
     return [
         _categories(arms, where, slug, names),

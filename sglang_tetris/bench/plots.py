@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.typing import ColorType
@@ -33,10 +34,7 @@ def draw(figure: Figure) -> Canvas:
     height = _HEIGHT + _ROW_HEIGHT * ((len(figure.series) - 1) // columns)
     canvas = Canvas(figsize=(_WIDTH, height), layout="constrained")
     axes = canvas.add_subplot()
-    if figure.kind == "bars":
-        _bars(axes, figure.series)
-    else:
-        _lines(axes, figure.series)
+    handles = _bars(axes, figure.series) if figure.kind == "bars" else _lines(axes, figure.series)
     axes.set_title(figure.title, fontsize="medium")
     axes.set_xlabel(figure.x_label)
     axes.set_ylabel(figure.y_label)
@@ -46,7 +44,10 @@ def draw(figure: Figure) -> Canvas:
     shown = max(highest, min(max(bounds, default=0.0), 2 * highest))
     axes.set_ylim(0, _HEADROOM * shown or 1)
     axes.grid(axis="y", alpha=0.3)
-    canvas.legend(fontsize="small", frameon=False, loc="outside lower center", ncols=columns)
+    names = [one.name for one in figure.series]  # given, or one that begins with "_" is left out
+    canvas.legend(
+        handles, names, fontsize="small", frameon=False, loc="outside lower center", ncols=columns
+    )
     return canvas
 
 
@@ -69,11 +70,12 @@ def write_plots(figures: list[Figure], directory: Path) -> None:
         draw(figure).savefig(directory / f"{figure.name}.png", dpi=150)
 
 
-def _lines(axes: Axes, series: list[Series]) -> None:
+def _lines(axes: Axes, series: list[Series]) -> list[Artist]:
+    handles: list[Artist] = []
     for one in series:
         colour = _colour(one)
         marker = "o" if len(one.x) <= _MARKED_POINTS else ""
-        axes.plot(one.x, one.y, color=colour, marker=marker, label=one.name)
+        handles += axes.plot(one.x, one.y, color=colour, marker=marker)
         for x, low, high in zip(map(float, one.x), one.low, one.high, strict=False):
             if low is not None and high is not None:
                 axes.vlines(x, low, high, color=colour, alpha=0.6)
@@ -82,21 +84,24 @@ def _lines(axes: Axes, series: list[Series]) -> None:
         axes.set_xscale("log", base=2)
     if loads:
         axes.set_xticks(sorted(set(loads)), [f"{load:g}" for load in sorted(set(loads))])
+    return handles
 
 
-def _bars(axes: Axes, series: list[Series]) -> None:
+def _bars(axes: Axes, series: list[Series]) -> list[Artist]:
     ticks = list(dict.fromkeys(x for one in series for x in one.x))
     if not any(isinstance(tick, str) for tick in ticks):
         ticks.sort(key=float)
     width = _BARS_WIDTH / len(series)
+    handles: list[Artist] = []
     for index, one in enumerate(series):
         offset = (index - (len(series) - 1) / 2) * width
         places = [ticks.index(x) + offset for x in one.x]
-        axes.bar(places, one.y, width, label=one.name, color=_colour(one))
+        handles += axes.bar(places, one.y, width, color=_colour(one))[:1]
     names = [tick if isinstance(tick, str) else f"{tick:g}" for tick in ticks]
     is_long = sum(map(len, names)) > 60
     slanted: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(range(len(ticks)), names, **(slanted if is_long else {}))
+    return handles
 
 
 def _legend_columns(names: list[str]) -> int:

@@ -62,7 +62,7 @@ def embedded_chats() -> list[Chat]:
 def read_chats(path: Path) -> list[Chat]:
     """Return all chats of a file; raise ``WorkloadError`` where a line is none."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Windows writes a mark before it
     except OSError as error:
         raise WorkloadError(f"--dataset {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -104,7 +104,9 @@ def _chat(row: Any, *, default_id: str) -> Chat:
     category = row.get("category", _NO_CATEGORY)
     if not isinstance(category, str):
         raise ValueError(f"category: {json.dumps(category)} is no text")
-    return Chat(chat_id=str(row.get("id", default_id)), category=category, turns=tuple(turns))
+    given_id = row.get("id")
+    chat_id = default_id if given_id is None else str(given_id)
+    return Chat(chat_id=chat_id, category=category, turns=tuple(turns))
 
 
 def _chats_of_share_gpt(path: Path, text: str) -> Iterator[Chat]:

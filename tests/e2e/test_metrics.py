@@ -7,7 +7,6 @@ repeats itself.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +18,12 @@ import zmq
 
 from sglang_tetris.cli.launch import free_port
 from sglang_tetris.control import switch
-from sglang_tetris.engine.prometheus import COUNTERS, PREFIX, SECONDS
+from sglang_tetris.engine.prometheus import COUNTERS, SECONDS
 from sglang_tetris.errors import TetrisError
 from sglang_tetris.metrics import StepRecord, StepTotals, unpack_step
 from sglang_tetris.trace import TraceReader
 from tests.support.generate import generate
+from tests.support.scrape import counters
 from tests.support.servers import Started, start
 from tests.support.tiny_model import SERVER_ARGS, tiny_model
 
@@ -208,13 +208,7 @@ def test_stream_trace_and_metrics_agree_with_the_log(watched: Watched) -> None:
         assert sum(len(request.selected) for request in item.requests) == step.num_selected
         assert sum(len(request.accepted) for request in item.requests) == step.num_correct_drafts
 
-    scraped = httpx.get(f"{watched.started.base_url}/metrics", timeout=60).text
-    values = {
-        (match[1], match[2]): float(match[3])
-        for match in re.finditer(
-            rf'^{PREFIX}(\w+)_total{{(?:.*phase="(\w+)")?.*}} (\S+)$', scraped, re.MULTILINE
-        )
-    }
+    values = counters(watched.started.base_url)
     sums = totals(steps)
     assert {name: values[name, None] for name in COUNTERS} == {
         name: getattr(sums, name if name == "capacity" else f"num_{name}") for name in COUNTERS

@@ -7,13 +7,26 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
+from sglang_tetris.bench import summary
+from sglang_tetris.bench.arms import parse_arms
+from sglang_tetris.bench.fleet import Fleet
+from sglang_tetris.bench.load import Load, Manner
+from sglang_tetris.bench.run import Findings, Plan, Segment, run
 from sglang_tetris.bench.schema import BenchResult, read_result
+from sglang_tetris.bench.workload import EMBEDDED, load_chats
+from sglang_tetris.cli import launch
+from sglang_tetris.cli.bench_progress import Progress
 from sglang_tetris.cli.main import main
+from sglang_tetris.control import switch
+from sglang_tetris.engine.prometheus import SECONDS
+from sglang_tetris.models.demo_target import demo_target
+from tests.support.scrape import counters
 from tests.support.servers import Servers
 
 pytestmark = [pytest.mark.sglang, pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -84,6 +97,68 @@ def embedded(page: Path) -> object:
     """Return the result inside a page."""
     _, _, rest = page.read_text().partition('<script type="application/json" id="result">')
     return json.loads(rest.partition("</script>")[0])
+
+
+class Scraping(Progress):
+    """Notes what ``/metrics`` says while the run goes on."""
+
+    def __init__(self, plan: Plan, fleet: Fleet[launch.Server]) -> None:
+        super().__init__(plan)
+        self._arm, self._fleet = plan.arms[0], fleet
+        self.scraped: list[dict[tuple[str, str | None], float]] = []
+
+    def repeat_ends(self, segments: Sequence[Segment]) -> None:
+        """Scrape between two repeats."""
+        super().repeat_ends(segments)
+        self.scraped.append(counters(self._fleet.get(self._arm).base_url))
+
+
+def test_metrics_scraped_during_a_run_add_up_to_its_result(
+    servers: Servers, tmp_path: Path
+) -> None:
+    servers.close()
+    plan = Plan(
+        arms=tuple(parse_arms("lookup:paper:2+2", draft_model=None)),
+        chats=tuple(load_chats(EMBEDDED, limit=4, max_turns=2)),
+        loads=(Load(concurrency=1), Load(concurrency=4)),
+        manner=Manner(seed=0),
+        max_tokens=24,
+        temperature=0.0,
+        timeout_s=300,
+        repeats=2,
+        segments=2,
+        enough_s=0.0,
+        num_warm_up_chats=0,  # the server counts it, the result does not
+        servers_at_once=1,
+    )
+    findings = Findings()
+    fleet = Fleet(
+        launch,
+        plan.arms,
+        common_args=["--model-path", str(demo_target()), "--enable-metrics", "--sleep-on-idle"],
+        directory=tmp_path,
+        at_most=1,
+        switch=switch,
+    )
+    with fleet:
+        watcher = Scraping(plan, fleet)
+        run(plan, fleet, findings, watcher)
+
+    results = summary.summarised(plan, findings)
+    assert findings.failures == {}
+    assert [result.concurrency for result in results] == [1, 4]
+    last = watcher.scraped[-1]
+    for count in results[0].step_counts:
+        in_result = sum(result.step_counts[count] for result in results)
+        assert last[count.removeprefix("num_"), None] == in_result > 0, count
+    phases = {phase for result in results for phase in result.phase_seconds}
+    assert {"draft", "verify", "prefill"} <= phases
+    for phase in phases:
+        in_result = sum(result.phase_seconds.get(phase, 0.0) for result in results)
+        assert last[SECONDS, phase] == pytest.approx(in_result), phase
+    steps = [scraped["steps", None] for scraped in watcher.scraped]
+    assert steps == sorted(set(steps))
+    assert len(steps) == 4
 
 
 def test_ctrl_c_leaves_no_server_and_keeps_what_is_finished(

@@ -135,7 +135,7 @@ def test_what_is_drawn_is_what_the_figure_says(figure: Figure) -> None:
 
 
 def test_names_are_text_and_no_formulas() -> None:
-    names = ["$5 to $6", r"$\no_formula{$"]
+    names = ["$5 to $6", r"$\no_formula{$", "_private"]
 
     texts = "".join(ElementTree.fromstring(svg(lines_of(names, [1.0, 2.0]))).itertext())
 

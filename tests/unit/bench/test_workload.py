@@ -51,6 +51,12 @@ def test_json_lines_are_read_with_empty_lines_between(tmp_path: Path) -> None:
     ]
 
 
+def test_a_byte_order_mark_and_an_empty_id_are_no_content(tmp_path: Path) -> None:
+    (chat,) = chats_of('\ufeff{"id": null, "turns": ["one"]}', tmp_path)
+
+    assert chat == Chat(chat_id="line-1", category="chat", turns=("one",))
+
+
 def test_share_gpt_gives_what_people_said(tmp_path: Path) -> None:
     rows = [
         {
