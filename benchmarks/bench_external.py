@@ -91,7 +91,7 @@ def record(args: argparse.Namespace, seen: dict[str, list[tuple[float, int]]]) -
 def write_workloads(directory: Path, chats: list[Chat]) -> None:
     """Write the same first turns in each client's format."""
     prompts = [chat.turns[0] for chat in chats]
-    formats = {
+    formats: dict[str, list[dict[str, Any]]] = {
         "ours": [{"id": str(n), "turns": [prompt]} for n, prompt in enumerate(prompts)],
         # It wants an answer too, whose length would count if none were fixed.
         "bench_serving": [
@@ -145,7 +145,13 @@ def aiperf(base_url: str, directory: Path, args: argparse.Namespace) -> tuple[fl
         *("--custom-dataset-type", "single_turn", "--input-file", directory / "aiperf.jsonl"),
         *("--request-count", args.limit, "--concurrency", args.concurrency),
         *("--extra-inputs", f"max_tokens:{args.tokens}", "--extra-inputs", "temperature:0"),
-        *("--use-server-token-count", "--ui", "none", "--output-artifact-dir", directory / "aiperf"),
+        *(
+            "--use-server-token-count",
+            "--ui",
+            "none",
+            "--output-artifact-dir",
+            directory / "aiperf",
+        ),
     )
     said = json.loads((directory / "aiperf" / "profile_export_aiperf.json").read_text())
     return said["output_token_throughput"]["avg"], round(said["total_output_tokens"]["avg"])

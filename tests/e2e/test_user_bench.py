@@ -149,13 +149,13 @@ def test_metrics_scraped_during_a_run_add_up_to_its_result(
     assert [result.concurrency for result in results] == [1, 4]
     last = watcher.scraped[-1]
     for count in results[0].step_counts:
-        in_result = sum(result.step_counts[count] for result in results)
-        assert last[count.removeprefix("num_"), None] == in_result > 0, count
+        num_in_result = sum(result.step_counts[count] for result in results)
+        assert last[count.removeprefix("num_"), None] == num_in_result > 0, count
     phases = {phase for result in results for phase in result.phase_seconds}
     assert {"draft", "verify", "prefill"} <= phases
     for phase in phases:
-        in_result = sum(result.phase_seconds.get(phase, 0.0) for result in results)
-        assert last[SECONDS, phase] == pytest.approx(in_result), phase
+        seconds = sum(result.phase_seconds.get(phase, 0.0) for result in results)
+        assert last[SECONDS, phase] == pytest.approx(seconds), phase
     steps = [scraped["steps", None] for scraped in watcher.scraped]
     assert steps == sorted(set(steps))
     assert len(steps) == 4
