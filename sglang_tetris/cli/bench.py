@@ -54,6 +54,8 @@ def run(argv: list[str]) -> int:
     plan = _plan(options)
     _check_outputs(options)
     model = _model(plan.arms, options)
+    # A shell's background job begins with it ignored, and SIGTERM goes the same way.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
     directory = Path(tempfile.mkdtemp(prefix="sglang-tetris-bench-"))

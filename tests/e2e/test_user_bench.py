@@ -107,9 +107,18 @@ class Scraping(Progress):
         self._arm, self._fleet = plan.arms[0], fleet
         self.scraped: list[dict[tuple[str, str | None], float]] = []
 
+    def segment_starts(self, arm: str, load: Load, repeat: int, num_turns: int) -> None:
+        """Scrape before the first: the server has warmed up and answered for its health."""
+        super().segment_starts(arm, load, repeat, num_turns)
+        if not self.scraped:
+            self._scrape()
+
     def repeat_ends(self, segments: Sequence[Segment]) -> None:
         """Scrape between two repeats."""
         super().repeat_ends(segments)
+        self._scrape()
+
+    def _scrape(self) -> None:
         self.scraped.append(counters(self._fleet.get(self._arm).base_url))
 
 
@@ -147,18 +156,20 @@ def test_metrics_scraped_during_a_run_add_up_to_its_result(
     results = summary.summarised(plan, findings)
     assert findings.failures == {}
     assert [result.concurrency for result in results] == [1, 4]
-    last = watcher.scraped[-1]
+    first, *_, last = watcher.scraped
     for count in results[0].step_counts:
         num_in_result = sum(result.step_counts[count] for result in results)
-        assert last[count.removeprefix("num_"), None] == num_in_result > 0, count
+        name = count.removeprefix("num_")
+        assert last[name, None] - first[name, None] == num_in_result > 0, count
     phases = {phase for result in results for phase in result.phase_seconds}
     assert {"draft", "verify", "prefill"} <= phases
     for phase in phases:
         seconds = sum(result.phase_seconds.get(phase, 0.0) for result in results)
-        assert last[SECONDS, phase] == pytest.approx(seconds), phase
+        scraped = last[SECONDS, phase] - first.get((SECONDS, phase), 0.0)
+        assert scraped == pytest.approx(seconds), phase
     steps = [scraped["steps", None] for scraped in watcher.scraped]
     assert steps == sorted(set(steps))
-    assert len(steps) == 4
+    assert len(steps) == 1 + 2 * 2
 
 
 def test_ctrl_c_leaves_no_server_and_keeps_what_is_finished(

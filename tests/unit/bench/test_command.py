@@ -141,12 +141,15 @@ def test_a_failed_arm_is_reported_and_is_no_success(
     assert directory in shown.err
 
 
+@pytest.mark.parametrize("at_first", [signal.default_int_handler, signal.SIG_IGN])
 def test_an_interruption_shows_what_is_finished(
     launcher: FakeLauncher,
     model: tuple[str, str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    at_first: Any,  # background jobs begin with SIGINT ignored
 ) -> None:
+    signal.signal(signal.SIGINT, at_first)
     launcher.script = Script(chunks=(Chunk("x", 1, 0.02),))
 
     def interrupted(plan: Any, fleet: Any, findings: Any, watcher: Any) -> None:

@@ -109,6 +109,7 @@ def test_a_chat_that_failed_is_not_continued_and_the_others_are() -> None:
 
 
 def test_ctrl_c_ends_it_at_once() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs begin without it
     main = threading.main_thread().ident
     assert main is not None
     with serving(Script(chunks=(Chunk("x", 1, 5.0),))) as server:
