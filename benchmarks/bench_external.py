@@ -6,7 +6,8 @@
 
 One server of the demo target; three clients ask it for greedy answers to the same single-turn
 chats, in turns, each beginning with an empty prefix cache: `sglang-tetris bench`, SGLang's
-`bench_serving` and NVIDIA's AIPerf (an environment of its own: its dependencies are not ours).
+`bench_serving` and NVIDIA's AIPerf (an environment of its own: its dependencies are not ours; a
+core of its own as well, for it waits busily: on two cores it starves the server).
 Each reports output tokens/s by its own clock and count. The last line on stdout is one JSON object.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument("--aiperf", metavar="FILE", help="its executable; without, it is left out")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="flags of `serve`")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # with the server
 
     clients: dict[str, Client] = {"ours": ours, "bench_serving": bench_serving}
     if args.aiperf:
