@@ -7,7 +7,7 @@
 One server of the demo target; three clients ask it for greedy answers to the same single-turn
 chats, in turns, each beginning with an empty prefix cache: `sglang-tetris bench`, SGLang's
 `bench_serving` and NVIDIA's AIPerf (an environment of its own: its dependencies are not ours; a
-core of its own as well, for it waits busily: on two cores it starves the server).
+core of its own as well: on two cores it did not get through, benchmarks/README.md).
 Each reports output tokens/s by its own clock and count. The last line on stdout is one JSON object.
 """
 
