@@ -1,13 +1,12 @@
 """Do other load generators see the throughput that ours reports?
 
-    python -m venv .aiperf && .aiperf/bin/pip install aiperf==0.13.0
-    python benchmarks/bench_external.py DATA.jsonl --aiperf .aiperf/bin/aiperf
+    python -m venv .guidellm && .guidellm/bin/pip install guidellm==0.8.1
+    python benchmarks/bench_external.py DATA.jsonl --guidellm .guidellm/bin/guidellm
     python benchmarks/bench_external.py DATA.jsonl --serve --tetris-draft-tokens 4
 
 One server of the demo target; three clients ask it for greedy answers to the same single-turn
 chats, in turns, each beginning with an empty prefix cache: `sglang-tetris bench`, SGLang's
-`bench_serving` and NVIDIA's AIPerf (an environment of its own: its dependencies are not ours; a
-core of its own as well: on two cores it did not get through, benchmarks/README.md).
+`bench_serving` and GuideLLM (in an environment of its own: its dependencies are not ours).
 Each reports output tokens/s by its own clock and count. The last line on stdout is one JSON object.
 """
 
@@ -15,12 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,14 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64, help="of an answer at most")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--aiperf", metavar="FILE", help="its executable; without, it is left out")
+    parser.add_argument("--guidellm", metavar="FILE", help="its executable; else it is left out")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="flags of `serve`")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # with the server
 
     clients: dict[str, Client] = {"ours": ours, "bench_serving": bench_serving}
-    if args.aiperf:
-        clients["aiperf"] = aiperf
+    if args.guidellm:
+        clients["guidellm"] = guidellm
     seen: dict[str, list[tuple[float, int]]] = {name: [] for name in clients}
     with tempfile.TemporaryDirectory() as directory:
         write_workloads(Path(directory), load_chats(args.dataset, limit=args.limit, max_turns=1))
@@ -100,7 +100,7 @@ def write_workloads(directory: Path, chats: list[Chat]) -> None:
         "bench_serving": [
             {"conversations": [{"content": prompt}, {"content": "unused"}]} for prompt in prompts
         ],
-        "aiperf": [{"text": prompt} for prompt in prompts],
+        "guidellm": [{"prompt": prompt} for prompt in prompts],
     }
     for name, lines in formats.items():
         text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -140,24 +140,30 @@ def bench_serving(base_url: str, directory: Path, args: argparse.Namespace) -> t
     return said["output_throughput"], said["total_output_tokens"]
 
 
-def aiperf(base_url: str, directory: Path, args: argparse.Namespace) -> tuple[float, int]:
-    """Return what AIPerf reports."""
+def guidellm(base_url: str, directory: Path, args: argparse.Namespace) -> tuple[float, int]:
+    """Return what GuideLLM reports."""
+    result = directory / "guidellm.json"
+    result.unlink(missing_ok=True)
+    backend = {
+        "kind": "openai_http",
+        "target": base_url,
+        "request_format": "/v1/chat/completions",
+        "max_tokens": args.tokens,
+        "extras": {"body": {"temperature": 0}},
+    }
     run(
-        *(args.aiperf, "profile", "--url", base_url, "--model", model(base_url)),
-        *("--tokenizer", demo_target(), "--endpoint-type", "chat", "--streaming"),
-        *("--custom-dataset-type", "single_turn", "--input-file", directory / "aiperf.jsonl"),
-        *("--request-count", args.limit, "--concurrency", args.concurrency),
-        *("--extra-inputs", f"max_tokens:{args.tokens}", "--extra-inputs", "temperature:0"),
-        *(
-            "--use-server-token-count",
-            "--ui",
-            "none",
-            "--output-artifact-dir",
-            directory / "aiperf",
-        ),
+        *(args.guidellm, "run", "--backend", json.dumps(backend)),
+        *("--profile", json.dumps({"kind": "concurrent", "streams": [args.concurrency]})),
+        *("--constraint", f"kind=max_requests,count={args.limit}"),
+        *("--data", f"kind=json_file,path={directory / 'guidellm.jsonl'}"),
+        *("--tokenizer", f"kind=huggingface_auto,model={demo_target()}"),
+        *("--output", f"kind=json,path={result}", "--disable-console-interactive"),
+        extra_environ={"GUIDELLM__MAX_WORKER_PROCESSES": "1"},  # else ten, on the server's cores
     )
-    said = json.loads((directory / "aiperf" / "profile_export_aiperf.json").read_text())
-    return said["output_token_throughput"]["avg"], round(said["total_output_tokens"]["avg"])
+    (benchmark,) = json.loads(result.read_text())["benchmarks"]
+    said = benchmark["metrics"]
+    num_tokens = said["output_token_count"]["successful"]["total_sum"]
+    return said["output_tokens_per_second"]["successful"]["mean"], round(num_tokens)
 
 
 def model(base_url: str) -> str:
@@ -166,9 +172,15 @@ def model(base_url: str) -> str:
     return str(models["data"][0]["id"])
 
 
-def run(*command: object) -> str:
+def run(*command: object, extra_environ: Mapping[str, str] | None = None) -> str:
     """Return what a command prints; show that and end if it fails."""
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        list(map(str, command)),
+        env={**os.environ, **(extra_environ or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         sys.exit(f"{command[0]} ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout
