@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from sglang.srt.layers.sampler import register_sampler_backend
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_tetris.cpu.finder import is_cpu_engine
+from sglang_tetris.cpu.panels import product
 from sglang_tetris.cpu.products import ask_for_reproducible_products, by_independent_rows
 from sglang_tetris.engine import arguments, compat, penalties, reporting, sampler, seeds
 from sglang_tetris.engine.algorithm import ALGORITHMS, CPU_BACKEND, TetrisAlgorithm
@@ -35,6 +37,7 @@ def register_all() -> None:
     compat.hook_around(compat.UPDATE_META_INFO, reporting.update_meta_info)
     if is_cpu_engine():
         ask_for_reproducible_products()
+        _offer_models()
         register_sampler_backend(sampler.CPU_BACKEND, sampler.TetrisSampler)
         compat.hook_around(compat.APPLY_PENALTIES, _apply_penalties)
         compat.hook_around(compat.UPDATE_PENALTIES, _update_penalties)
@@ -46,6 +49,16 @@ def register_all() -> None:
         compat.hook_around(compat.SELECT_TOP_K, _select_top_k)
         compat.hook_around(compat.LINEAR_APPLY, _linear_by_independent_rows)
         compat.hook_around(compat.LM_HEAD, _lm_head_by_independent_rows)
+
+
+def _offer_models() -> None:
+    """Have SGLang take our models for its own. It then imports its many others only if it needs
+    one; the children that it spawns read the variable before any plugin is loaded."""
+    package = "sglang_tetris.engine.cpu_models"
+    if os.environ.setdefault("SGLANG_EXTERNAL_MODEL_PACKAGE", package) != package:
+        from sglang.srt.models.registry import ModelRegistry
+
+        ModelRegistry.register(package, overwrite=True)
 
 
 def _worker(server_args: Any) -> type:
@@ -148,12 +161,27 @@ def _scale(_: Any, logits: torch.Tensor, scaling_penalties: torch.Tensor) -> Non
 def _linear_by_independent_rows(
     apply: Any, method: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
+    from sglang_tetris.engine.cpu_models.llama import packed_product
+
+    product = packed_product(layer, x, bias)
+    if product is not None:
+        return product
     return by_independent_rows(lambda rows: apply(method, layer, rows, bias), x)
 
 
 def _lm_head_by_independent_rows(
-    compute: Any, processor: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any
+    compute: Any,
+    processor: Any,
+    hidden_states: torch.Tensor,
+    lm_head: Any,
+    embedding_bias: torch.Tensor | None = None,
+    **kwargs: Any,
 ) -> torch.Tensor:
+    from sglang_tetris.engine.cpu_models.llama import packed_head
+
+    packed = None if processor.use_fp32_lm_head else packed_head(lm_head)
+    if packed is not None and embedding_bias is None and hidden_states.dtype == torch.bfloat16:
+        return product(hidden_states, packed)
     return by_independent_rows(
-        lambda rows: compute(processor, rows, *args, **kwargs), hidden_states
+        lambda rows: compute(processor, rows, lm_head, embedding_bias, **kwargs), hidden_states
     )

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "trace": {"errors", "msgspec"},
     "control": {"endpoints", "errors", "msgspec", "zmq"},
     "core": {"torch"},
-    "cpu": {"core", "torch", "numpy", "numba"},
+    "cpu": {"core", "torch", "numpy", "numba", "llvmlite"},
     "attention": {"core", "errors", "torch", "numpy", "numba", "sglang"},
     "engine": {
         "attention", "core", "cpu", "config", "errors", "loops", "metrics", "trace",
