@@ -62,43 +62,52 @@ def _fetch(
 
 
 @numba.njit(nogil=True, cache=True)
-def _score(
-    query: Any, lanes: Any, keys: Any, stride: Any, values: Any, value_stride: Any,
-    value_bytes: Any, prefix: Any, num_prefix: Any, extra: Any, num_keys: Any, scores: Any,
-    packed: Any, copy: Any,
-) -> None:  # fmt: skip
-    """Write the dot products [num_keys, lanes] of the queries [at most lanes, head_dim]."""
+def _pack_queries(query: Any, lanes: Any, packed: Any) -> None:
+    """Write the queries of a KV head, [at most lanes, head_dim], as right factors of 32 rows."""
     pairs = query.view(np.uint32)
-    num_blocks = pairs.shape[1] // 16
-    for block in range(num_blocks):
-        for r in range(16):
-            for n in range(lanes):
-                here = block * 16 + r
-                packed[here * lanes + n] = pairs[n, here] if n < pairs.shape[0] else np.uint32(0)
+    for r in range(pairs.shape[1]):
+        for n in range(lanes):
+            packed[r * lanes + n] = pairs[n, r] if n < pairs.shape[0] else np.uint32(0)
+
+
+@numba.njit(nogil=True, cache=True)
+def _score(
+    packed: Any, lanes: Any, head_dim: Any, keys: Any, stride: Any, prefix: Any, num_prefix: Any,
+    extra: Any, num_keys: Any, scores: Any, copy: Any,
+) -> None:  # fmt: skip
+    """Write the dot products [num_heads, num_keys, lanes] of the packed queries [num_heads, ...]."""
+    num_heads = packed.shape[0]
     row_bytes = lanes * 4
-    to = scores.ctypes.data
-    width = query.shape[1] * 2
+    width = head_dim * 2
     for first in range(0, num_keys, KEYS):
-        _fetch(keys, stride, prefix, num_prefix, extra, first + AHEAD, num_keys, width)
-        _fetch(values, value_stride, prefix, num_prefix, extra, first, num_keys, value_bytes)
-        if _stand_together(prefix, num_prefix, first):
+        together = _stand_together(prefix, num_prefix, first)
+        if together:
             address, distance = keys + np.int64(prefix[first]) * stride, stride
         else:
+            ahead = first + AHEAD
+            _fetch(keys, stride, prefix, num_prefix, extra, ahead, num_keys, num_heads * width)
             address, distance = copy, width
-            for j in range(min(KEYS, num_keys - first)):
-                key = keys + _slot(prefix, num_prefix, extra, first + j) * stride
-                for line in range(0, width, 64):
-                    amx.copy_line(key + line, copy + j * width + line)
-        _clear0()
-        _clear1()
-        for block in range(num_blocks):
-            _load6(packed.ctypes.data + block * 16 * row_bytes, row_bytes)
-            _load4(address + 64 * block, distance)
-            _score_low()
-            _load5(address + 16 * distance + 64 * block, distance)
-            _score_high()
-        _store0(to + first * row_bytes, row_bytes)
-        _store1(to + (first + 16) * row_bytes, row_bytes)
+        for head in range(num_heads):
+            if not together:
+                for j in range(min(KEYS, num_keys - first)):
+                    key = keys + _slot(prefix, num_prefix, extra, first + j) * stride + head * width
+                    for line in range(0, width, 64):
+                        amx.copy_line(key + line, copy + j * width + line)
+            queries = packed[head].ctypes.data
+            _clear0()
+            _clear1()
+            for offset in range(0, width, 64):
+                _load6(queries, row_bytes)
+                _load4(address + offset, distance)
+                _score_low()
+                _load5(address + 16 * distance + offset, distance)
+                _score_high()
+                queries += 16 * row_bytes
+            to = scores[head].ctypes.data + first * row_bytes
+            _store0(to, row_bytes)
+            _store1(to + 16 * row_bytes, row_bytes)
+            if together:
+                address += width
 
 
 @numba.njit(nogil=True, cache=True)
@@ -152,15 +161,23 @@ def _mix(
         for j in range(KEYS):
             for n in range(group):
                 weights[n, j] = to_bfloat16(scores[(first + j) * lanes + n])
-        for r in range(16):
-            key = first + 2 * r
-            even = odd = nothing
-            if key < num_keys:
-                even = values + _slot(prefix, num_prefix, extra, key) * stride
-            if key + 1 < num_keys:
-                odd = values + _slot(prefix, num_prefix, extra, key + 1) * stride
-            amx.interleave(even, odd, to + r * 256)
-            amx.interleave(even + 64, odd + 64, to + r * 256 + 128)
+        if _stand_together(prefix, num_prefix, first):
+            even = values + np.int64(prefix[first]) * stride
+            for r in range(16):
+                amx.interleave(even, even + stride, to + r * 256)
+                amx.interleave(even + 64, even + stride + 64, to + r * 256 + 128)
+                even += 2 * stride
+        else:
+            _fetch(values, stride, prefix, num_prefix, extra, first + AHEAD, num_keys, 128)
+            for r in range(16):
+                key = first + 2 * r
+                even = odd = nothing
+                if key < num_keys:
+                    even = values + _slot(prefix, num_prefix, extra, key) * stride
+                if key + 1 < num_keys:
+                    odd = values + _slot(prefix, num_prefix, extra, key + 1) * stride
+                amx.interleave(even, odd, to + r * 256)
+                amx.interleave(even + 64, odd + 64, to + r * 256 + 128)
         _load4(weights.ctypes.data, 64)
         _load5(to, 256)
         _mix0()
@@ -204,16 +221,20 @@ def attend(
     scale: Any,
     lanes: Any,  # as ``configurations`` says
     tiles: Any,
-    scores: Any,  # [num_threads, at least the most keys, rounded up to KEYS, * lanes] float32
+    scores: Any,  # [num_threads, num_kv_heads, at least ``num_scores``] float32, for its own use
     out: Any,  # [num_rows, num_heads, value_dim] uint16
 ) -> None:
     num_rows, num_heads, head_dim = query.shape
     value_dim = out.shape[2]
     group = num_heads // num_kv_heads
     num_threads = scores.shape[0]
-    num_tasks = num_rows * num_kv_heads
+    key_stride, value_stride = num_kv_heads * head_dim * 2, num_kv_heads * value_dim * 2
+    # The heads of a token stand together, so they are read together unless threads would idle.
+    task_heads = num_kv_heads if num_rows >= 4 * num_threads else 1
+    tasks_per_row = num_kv_heads // task_heads
+    num_tasks = num_rows * tasks_per_row
     for thread in prange(num_threads):
-        packed_query = np.empty(head_dim // 2 * lanes, np.uint32)
+        packed_queries = np.empty((task_heads, head_dim // 2 * lanes), np.uint32)
         packed_values = np.empty((16, _VALUES), np.uint32)
         copy = np.empty((KEYS, head_dim), np.uint16)
         nothing = np.zeros(_VALUES, np.uint16)
@@ -223,32 +244,36 @@ def attend(
         totals = np.empty(_FLOATS, np.float32)
         first_task = thread * num_tasks // num_threads
         for task in range(first_task, (thread + 1) * num_tasks // num_threads):
-            row, kv_head = task // num_kv_heads, task % num_kv_heads
+            row = task // tasks_per_row
+            first_head = task % tasks_per_row * task_heads
             prefix = req_to_token[request[row]]
             num_prefix = prefix_len[row]
             extra = extra_slots[extra_indptr[row] : extra_indptr[row + 1]]
             num_keys = num_prefix + extra.shape[0]
             for start in range(0, group, lanes):
                 count = min(lanes, group - start)
-                head = kv_head * group + start
+                for head in range(task_heads):
+                    place = (first_head + head) * group + start
+                    _pack_queries(query[row, place : place + count], lanes, packed_queries[head])
                 amx.configure(tiles[0].ctypes.data)
                 _score(
-                    query[row, head : head + count], lanes,
-                    keys + kv_head * head_dim * 2, num_kv_heads * head_dim * 2,
-                    values + kv_head * value_dim * 2, num_kv_heads * value_dim * 2, value_dim * 2,
-                    prefix, num_prefix, extra, num_keys, scores[thread], packed_query,
-                    copy.ctypes.data,
+                    packed_queries, lanes, head_dim, keys + first_head * head_dim * 2, key_stride,
+                    prefix, num_prefix, extra, num_keys, scores[thread], copy.ctypes.data,
                 )  # fmt: skip
-                _normalise(scores[thread], lanes, num_keys, scale, peaks, totals)
                 amx.configure(tiles[1].ctypes.data)
-                for column in range(0, value_dim, _VALUES):
-                    _mix(
-                        scores[thread], lanes, count,
-                        values + (kv_head * value_dim + column) * 2, num_kv_heads * value_dim * 2,
-                        prefix, num_prefix, extra, num_keys, sums, weights, packed_values,
-                        nothing.ctypes.data,
-                    )  # fmt: skip
-                    for n in range(count):
-                        for d in range(_VALUES):
-                            out[row, head + n, column + d] = to_bfloat16(sums[n, d] / totals[n])
+                for head in range(task_heads):
+                    of_head = scores[thread, head]
+                    _normalise(of_head, lanes, num_keys, scale, peaks, totals)
+                    place = (first_head + head) * group + start
+                    for column in range(0, value_dim, _VALUES):
+                        _mix(
+                            of_head, lanes, count,
+                            values + ((first_head + head) * value_dim + column) * 2, value_stride,
+                            prefix, num_prefix, extra, num_keys, sums, weights, packed_values,
+                            nothing.ctypes.data,
+                        )  # fmt: skip
+                        for n in range(count):
+                            for d in range(_VALUES):
+                                mixed = sums[n, d] / totals[n]
+                                out[row, place + n, column + d] = to_bfloat16(mixed)
         amx.release()

@@ -77,7 +77,7 @@ class Decoder:
         self._num_heads = first.output.shape[1] // self._head_dim
         self._intermediate_size = first.down.shape[1]
         self._lanes, self._tiles = attention.configurations(self._num_heads // self._num_kv_heads)
-        self._scores = np.empty((0, 0), np.float32)
+        self._scores = np.empty((0, 0, 0), np.float32)
 
     def forward(
         self,
@@ -121,8 +121,8 @@ class Decoder:
         most_keys = int((rows.prefix_len + rows.extra_indptr.diff()).max())
         width = attention.num_scores(most_keys, self._lanes)
         num_threads = torch.get_num_threads()
-        if self._scores.shape[0] != num_threads or self._scores.shape[1] < width:
-            self._scores = np.empty((num_threads, width), np.float32)
+        if self._scores.shape[0] != num_threads or self._scores.shape[2] < width:
+            self._scores = np.empty((num_threads, self._num_kv_heads, width), np.float32)
         return self._scores
 
 
