@@ -16,7 +16,8 @@ from sglang.srt.layers.linear import LinearBase
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.layers.rotary_embedding import RotaryEmbedding
 from sglang.srt.model_executor.forward_context import get_attn_backend
-from sglang.srt.models import llama
+from sglang.srt.models.llama import LlamaForCausalLM as SglangLlama
+from sglang.srt.models.llama import LlamaModel
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_tetris.attention.cpu import TetrisCpuBackend
@@ -26,7 +27,7 @@ from sglang_tetris.cpu.decoder import Decoder, Layer
 logger = logging.getLogger(__name__)
 
 
-class FusedLlamaModel(llama.LlamaModel):
+class FusedLlamaModel(LlamaModel):
     """Runs all layers in one call if ``why_not`` has nothing against it, else as SGLang does."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -130,7 +131,7 @@ class FusedLlamaModel(llama.LlamaModel):
                 _unpack(linear)
 
 
-class LlamaForCausalLM(llama.LlamaForCausalLM):
+class LlamaForCausalLM(SglangLlama):
     """SGLang's, around ``FusedLlamaModel``."""
 
     def _init_model(
